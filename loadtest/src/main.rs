@@ -1,0 +1,2 @@
+//! Load.
+fn main(){}

@@ -1,0 +1,1 @@
+//! Private Postgres and RabbitMQ for development and tests.

@@ -1,0 +1,2 @@
+//! Daybook.
+fn main(){}
