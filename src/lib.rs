@@ -2,4 +2,9 @@
 //!
 //! Imports go down only: `dev` > `http`, `relay`, `keeper` > `commit` > `store` > `auth`, `schema` > `domain`, `config`.
 
+pub mod commit;
+pub mod config;
 pub mod dev;
+pub mod domain;
+pub mod schema;
+pub mod telemetry;

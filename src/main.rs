@@ -1,2 +1,2 @@
 //! Daybook.
-fn main(){}
+fn main() {}

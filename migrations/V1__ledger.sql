@@ -1,0 +1,118 @@
+-- The ledger's tables. Every name is unqualified: search_path is the ledger's own schema, so many ledgers share a database.
+-- Amounts are NUMERIC(38,0) minor units; times are microseconds in UTC; hashes are 32 bytes.
+
+-- A user: the lock that orders his history, and its head.
+CREATE TABLE users (
+    user_no   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    subject   text COLLATE "C" NOT NULL CONSTRAINT users_subject_key UNIQUE,
+    status    text NOT NULL DEFAULT 'active' CONSTRAINT users_status_known CHECK (status IN ('active', 'frozen')),
+    sequence  bigint NOT NULL CONSTRAINT users_sequence_not_negative CHECK (sequence >= 0),
+    head_hash bytea NOT NULL CONSTRAINT users_head_hash_length CHECK (octet_length(head_hash) = 32),
+    last_at   timestamptz NOT NULL
+) WITH (fillfactor = 70);
+
+-- An account: an address and what the chart said of it when it was opened.
+CREATE TABLE accounts (
+    account_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    address    text COLLATE "C" NOT NULL CONSTRAINT accounts_address_key UNIQUE,
+    owner      text COLLATE "C",
+    guard      text NOT NULL CONSTRAINT accounts_guard_known CHECK (guard IN ('floor', 'none')),
+    floor      numeric(38,0) CONSTRAINT accounts_floor_with_guard CHECK ((guard = 'floor') = (floor IS NOT NULL))
+);
+CREATE INDEX accounts_owner ON accounts (owner) WHERE owner IS NOT NULL;
+
+-- The balance of a `floor` account: the row that is locked and checked.
+CREATE TABLE balances (
+    account_no bigint NOT NULL,
+    asset      text COLLATE "C" NOT NULL,
+    amount     numeric(38,0) NOT NULL,
+    CONSTRAINT balances_pkey PRIMARY KEY (account_no, asset)
+) WITH (fillfactor = 70);
+
+-- Drawn one by one (no cache), after the transaction has its id: see the safe horizon.
+CREATE SEQUENCE events_position_seq CACHE 1;
+
+-- The events. `record` is the exact text that was answered, hashed and published.
+CREATE TABLE events (
+    position        bigint NOT NULL,
+    user_no         bigint NOT NULL,
+    sequence        bigint NOT NULL,
+    event_id        uuid NOT NULL,
+    type            text COLLATE "C" NOT NULL,
+    writer          text COLLATE "C" NOT NULL,
+    idempotency_key text COLLATE "C" NOT NULL,
+    fingerprint     bytea NOT NULL,
+    record          text NOT NULL,
+    recorded_at     timestamptz NOT NULL,
+    effective_at    timestamptz NOT NULL
+) PARTITION BY RANGE (recorded_at);
+CREATE UNIQUE INDEX events_position ON events (position, recorded_at);
+CREATE UNIQUE INDEX events_user_sequence ON events (user_no, sequence, recorded_at);
+CREATE INDEX events_user_key ON events (user_no, idempotency_key);
+CREATE INDEX events_event_id ON events (event_id);
+
+CREATE TABLE postings (
+    position     bigint NOT NULL,
+    leg          smallint NOT NULL,
+    account_no   bigint NOT NULL,
+    asset        text COLLATE "C" NOT NULL,
+    amount       numeric(38,0) NOT NULL,
+    recorded_at  timestamptz NOT NULL,
+    effective_at timestamptz NOT NULL
+) PARTITION BY RANGE (recorded_at);
+CREATE INDEX postings_account ON postings (account_no, asset, position) INCLUDE (amount);
+
+-- What is still to be published: points at the event, holds no copy of it.
+CREATE TABLE outbox (
+    position    bigint CONSTRAINT outbox_pkey PRIMARY KEY,
+    shard       smallint NOT NULL CONSTRAINT outbox_shard_range CHECK (shard BETWEEN 0 AND 15),
+    user_no     bigint NOT NULL,
+    recorded_at timestamptz NOT NULL,
+    traceparent text,
+    tries       integer NOT NULL DEFAULT 0,
+    held_since  timestamptz,
+    not_before  timestamptz
+) WITH (fillfactor = 70);
+CREATE INDEX outbox_shard_position ON outbox (shard, position);
+
+-- What could not be published; an operator redrives it.
+CREATE TABLE outbox_parked (
+    position    bigint CONSTRAINT outbox_parked_pkey PRIMARY KEY,
+    user_no     bigint NOT NULL,
+    recorded_at timestamptz NOT NULL,
+    parked_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    reason      text NOT NULL,
+    body        bytea NOT NULL
+);
+
+-- Business keys: taken for ever, or until `until_at`.
+CREATE TABLE business_keys (
+    namespace text COLLATE "C" NOT NULL,
+    key       text COLLATE "C" NOT NULL,
+    position  bigint NOT NULL,
+    until_at  timestamptz,
+    CONSTRAINT business_keys_pkey PRIMARY KEY (namespace, key)
+);
+
+-- All positions up to `position` are settled: no transaction can still commit one of them.
+CREATE TABLE horizon (
+    only_row   boolean CONSTRAINT horizon_pkey PRIMARY KEY DEFAULT true CONSTRAINT horizon_one_row CHECK (only_row),
+    position   bigint NOT NULL,
+    settled_at timestamptz NOT NULL
+);
+INSERT INTO horizon (position, settled_at) VALUES (0, clock_timestamp());
+
+-- Tokens that no longer count: one by issuer and id, or all of a subject's issued up to a moment.
+CREATE TABLE revoked_tokens (
+    issuer        text COLLATE "C" NOT NULL,
+    token_id      text COLLATE "C",
+    subject       text COLLATE "C",
+    issued_before timestamptz,
+    expires_at    timestamptz,
+    revoked_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT revoked_tokens_one_kind CHECK (
+        (token_id IS NOT NULL AND subject IS NULL AND issued_before IS NULL)
+        OR (token_id IS NULL AND subject IS NOT NULL AND issued_before IS NOT NULL))
+);
+CREATE UNIQUE INDEX revoked_tokens_token ON revoked_tokens (issuer, token_id) WHERE token_id IS NOT NULL;
+CREATE UNIQUE INDEX revoked_tokens_subject ON revoked_tokens (issuer, subject) WHERE subject IS NOT NULL;
