@@ -7,4 +7,5 @@ pub mod config;
 pub mod dev;
 pub mod domain;
 pub mod schema;
+pub mod store;
 pub mod telemetry;
