@@ -6,6 +6,7 @@ pub mod commit;
 pub mod config;
 pub mod dev;
 pub mod domain;
+pub mod keeper;
 pub mod schema;
 pub mod store;
 pub mod telemetry;

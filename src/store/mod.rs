@@ -2,7 +2,25 @@
 //!
 //! No SQL stands anywhere else, and nothing here decides anything.
 
+pub mod audit;
 pub mod fault;
+pub mod horizon;
+pub mod keeper;
 pub mod ledger;
+pub mod migrate;
 pub mod numeric;
+pub mod partitions;
 pub mod session;
+
+use sha2::{Digest, Sha256};
+
+/// The advisory lock of a ledger for one purpose, in Postgres' form of two numbers.
+#[must_use]
+pub fn lock_key(ledger: &str, purpose: &str) -> (i32, i32) {
+    let digest: [u8; 32] = Sha256::digest(format!("daybook/{ledger}/{purpose}")).into();
+    let [a, b, c, d, e, f, g, h, ..] = digest;
+    (
+        i32::from_be_bytes([a, b, c, d]),
+        i32::from_be_bytes([e, f, g, h]),
+    )
+}
