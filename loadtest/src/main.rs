@@ -1,2 +1,2 @@
 //! Load.
-fn main(){}
+fn main() {}
