@@ -54,7 +54,9 @@ fetch "$@"
 for unit in $units; do
   if command -v systemctl >/dev/null 2>&1; then
     if [ -n "$(systemctl list-unit-files --no-legend "$unit" 2>/dev/null)" ]; then systemctl disable --quiet "$unit"; fi
-  elif [ -e "/etc/init.d/${unit%.service}" ]; then
-    update-rc.d "${unit%.service}" disable
+  else
+    # What that would do, for an init system that is only installed later.
+    rm -f /etc/systemd/system/*.wants/"$unit"
+    if [ -e "/etc/init.d/${unit%.service}" ]; then update-rc.d "${unit%.service}" disable; fi
   fi
 done

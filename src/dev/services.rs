@@ -123,7 +123,12 @@ pub async fn run_with_services(dir: &Path, command: &[String]) -> Result<u8, Err
     };
     let stopped = set.stop().await;
     let code = outcome?;
-    stopped.map(|()| code)
+    stopped?;
+    // Kept after a failure, for its logs.
+    if code == 0 {
+        set.remove()?;
+    }
+    Ok(code)
 }
 
 /// Stops the broker of the `daybook dev` that runs in `dir`, as an outage would.
