@@ -86,7 +86,7 @@ impl Session {
              Watch the messages: {program} events tail --broker\n\
              Break the broker:   {program} dev broker stop   and then   {program} dev broker start\n\
              All of it as shell variables: . {env}\n\
-             Stop: Ctrl-C. The data stays in {dir}.\n",
+             Stop: Ctrl-C; the data is kept for the next start.\n",
             url = self.url,
             ops = self.ops_url,
             first = self.curl(&self.admin_token, &format!("deposit-{run}"), deposit),
@@ -94,7 +94,6 @@ impl Session {
             token = self.token,
             admin = self.admin_token,
             env = env_file(dir).display(),
-            dir = dir.display(),
         )
     }
 

@@ -134,16 +134,18 @@ pub async fn run_with_services(dir: &Path, command: &[String]) -> Result<u8, Err
 /// Stops the broker of the `daybook dev` that runs in `dir`, as an outage would.
 ///
 /// # Errors
-/// When it does not end.
+/// When no `daybook dev` runs there, or the broker does not end.
 pub fn broker_stop(dir: &Path) -> Result<(), Error> {
+    in_use(dir)?;
     Broker::attach(&data_place(dir)?.join("rabbitmq"))?.stop()
 }
 
 /// Starts that broker again, on the port it had.
 ///
 /// # Errors
-/// When it does not answer in time.
+/// When no `daybook dev` runs there (nobody would stop the broker again), or the broker does not answer in time.
 pub fn broker_start(dir: &Path) -> Result<(), Error> {
+    in_use(dir)?;
     let dir = data_place(dir)?.join("rabbitmq");
     let port = Broker::attach(&dir)?.port();
     Broker::start_on(&dir, port).map(|_| ())
@@ -293,6 +295,18 @@ fn lock(dir: &Path) -> Result<File, Error> {
             dir.display()
         ))),
         Err(TryLockError::Error(error)) => Err(at(&path)(error)),
+    }
+}
+
+/// Refuses when no run holds the directory's lock.
+fn in_use(dir: &Path) -> Result<(), Error> {
+    let file = File::open(dir.join("lock")).ok();
+    match file.map(|file| file.try_lock_shared()) {
+        Some(Err(TryLockError::WouldBlock)) => Ok(()),
+        _ => Err(Error::Refused(format!(
+            "no 'daybook dev' runs in {}",
+            dir.display()
+        ))),
     }
 }
 
