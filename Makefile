@@ -13,12 +13,13 @@ run:
 	@exec $(TARGET)/release/daybook dev
 
 # Adds up cargo's result lines while passing everything on. A run that broke without a count (it did not compile, a test binary
-# crashed, nothing ran) is one failure: the last line never looks better than the run was.
-SUM := /^test result:/ { passed += $$4; failed += $$6 } \
+# crashed, nothing ran, it was interrupted before it said its status) is one failure: the last line never looks better than the run was.
+SUM := BEGIN { status = "unknown" } \
+	/^test result:/ { passed += $$4; failed += $$6 } \
 	/^@status / { status = $$2; next } \
 	{ print; fflush() } \
 	END { \
-		if (failed == 0 && (status != 0 || passed == 0)) failed = 1; \
+		if (failed == 0 && (status != "0" || passed == 0)) failed = 1; \
 		printf "%d passed, %d failed\n", passed, failed; \
 		exit failed > 0 \
 	}

@@ -91,6 +91,11 @@ impl Broker {
             return Self::attach(dir);
         }
         for _ in 0..START_TRIES {
+            if let Some(port) = fixed.filter(|port| !process::is_free(*port)) {
+                return Err(Error::Refused(format!(
+                    "port {port} is taken by someone else"
+                )));
+            }
             let ports = Ports {
                 amqp: fixed.map_or_else(process::free_port, Ok)?,
                 epmd: process::free_port()?,
@@ -104,11 +109,11 @@ impl Broker {
             let mut log = process::tail(&dir.join("rabbitmq.log"));
             Self::stop_in(dir)?;
             started?;
-            // Somebody was faster at a port: that is worth another try, unless the caller wants that very port.
+            // Somebody was faster at a port: that is worth another try.
             let taken = [ports.amqp, ports.epmd, ports.distribution]
                 .into_iter()
                 .find(|port| !process::is_free(*port));
-            if taken.is_none() || taken == fixed {
+            if taken.is_none() {
                 log.push_str(&format!("\n(data of an older RabbitMQ may not fit: then delete {}; its log is in {0}/logs)", dir.display()));
                 return Err(Error::NotReady {
                     service: "RabbitMQ",

@@ -190,7 +190,7 @@ fn init(dir: &Path, programs: &PostgresPrograms, account: Option<&Account>) -> R
     }
     let password_file = dir.join("password");
     private_file(&password_file, &secret(), 0o600, account)?;
-    let mut command = Command::new(programs.bin.join("initdb"));
+    let mut command = process::session_command(&programs.bin.join("initdb"));
     command
         .args([
             "--locale=C",

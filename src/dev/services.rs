@@ -54,6 +54,7 @@ where
     let set = Set {
         postgres: place.join("postgres"),
         brokers: vec![place.join("rabbitmq")],
+        scratch: None,
         unsafe_but_fast: false,
     };
     let outcome = match set.start(stop.clone()).await {
@@ -87,7 +88,8 @@ where
 }
 
 /// Runs a command with services for tests, made anew, and returns its exit code. Its environment has `TEST_DATABASE_URL` (superuser),
-/// `TEST_AMQP_URL`, and for tests that stop a broker `TEST_BROKER_DIR` and `TEST_BROKER_AMQP_URL`.
+/// `TEST_AMQP_URL`, for tests that stop a broker `TEST_BROKER_DIR` and `TEST_BROKER_AMQP_URL`, and `TEST_SCRATCH_DIR`: in its
+/// subdirectories a test may start services of its own, which are stopped at the end if the test did not.
 ///
 /// # Errors
 /// When the services cannot be started or stopped, or the command cannot be run.
@@ -98,19 +100,23 @@ pub async fn run_with_services(dir: &Path, command: &[String]) -> Result<u8, Err
     let _lock = lock(dir)?;
     let stop = stop_signal()?;
     let place = data_place(dir)?;
+    let scratch = place.join("scratch");
     let set = Set {
         postgres: place.join("postgres"),
         brokers: vec![place.join("rabbitmq"), place.join("broker")],
+        scratch: Some(scratch.clone()),
         unsafe_but_fast: true,
     };
     set.stop().await?;
     set.remove()?;
+    fs::create_dir(&scratch).map_err(at(&scratch))?;
     let outcome = match set.start(stop.clone()).await {
         Ok((postgres, brokers)) => {
             let mut child = Command::new(program);
             child
                 .args(arguments)
-                .env("TEST_DATABASE_URL", postgres.url("postgres"));
+                .env("TEST_DATABASE_URL", postgres.url("postgres"))
+                .env("TEST_SCRATCH_DIR", &scratch);
             if let [shared, apart] = brokers.as_slice() {
                 child
                     .env("TEST_AMQP_URL", shared.url())
@@ -156,6 +162,8 @@ pub fn broker_start(dir: &Path) -> Result<(), Error> {
 struct Set {
     postgres: PathBuf,
     brokers: Vec<PathBuf>,
+    /// Its subdirectories may hold services that tests start.
+    scratch: Option<PathBuf>,
     unsafe_but_fast: bool,
 }
 
@@ -238,7 +246,9 @@ impl Set {
                 .iter()
                 .map(|dir| scope.spawn(|| Broker::stop_in(dir)))
                 .collect();
-            let outcomes: Vec<_> = std::iter::once(postgres)
+            let scratch = scope.spawn(|| self.stop_scratch());
+            let outcomes: Vec<_> = [postgres, scratch]
+                .into_iter()
                 .chain(brokers)
                 .map(joined)
                 .collect();
@@ -246,12 +256,24 @@ impl Set {
         })
     }
 
+    fn stop_scratch(&self) -> Result<(), Error> {
+        let entries = self
+            .scratch
+            .iter()
+            .filter_map(|dir| fs::read_dir(dir).ok())
+            .flatten()
+            .flatten();
+        entries
+            .map(|entry| entry.path())
+            .try_for_each(|dir| Postgres::stop_in(&dir).and(Broker::stop_in(&dir)))
+    }
+
     /// Deletes all data.
     fn remove(&self) -> Result<(), Error> {
-        for dir in std::iter::once(&self.postgres)
+        let dirs = std::iter::once(&self.postgres)
             .chain(&self.brokers)
-            .filter(|dir| dir.exists())
-        {
+            .chain(&self.scratch);
+        for dir in dirs.filter(|dir| dir.exists()) {
             fs::remove_dir_all(dir).map_err(at(dir))?;
         }
         Ok(())

@@ -6,12 +6,14 @@ use daybook::dev::Postgres;
 use daybook::dev::postgres::Options;
 use daybook::dev::process::{is_alive, recognised, signal};
 
-/// A directory that an unprivileged account can reach, removed at the end with what runs in it.
+/// A directory for services of this test's own, removed at the end with what runs in it.
 struct Place(PathBuf);
 
 impl Place {
     fn new() -> Self {
-        Self(std::env::temp_dir().join(format!("daybook-dev-{:016x}", rand::random::<u64>())))
+        let scratch =
+            std::env::var_os("TEST_SCRATCH_DIR").expect("TEST_SCRATCH_DIR is set by `make test`");
+        Self(Path::new(&scratch).join(format!("{:016x}", rand::random::<u64>())))
     }
 }
 
