@@ -88,9 +88,19 @@ pub fn data_place(dir: &Path) -> Result<PathBuf, Error> {
     let mut name = hex::encode(Sha256::digest(dir.as_os_str().as_encoded_bytes()));
     name.truncate(16);
     let place = Path::new(ROOT_DATA).join(name);
-    fs::create_dir_all(&place).map_err(at(&place))?;
+    passable_dir(Path::new(ROOT_DATA))?;
+    passable_dir(&place)?;
     fs::write(place.join("belongs-to"), format!("{}\n", dir.display())).map_err(at(&place))?;
     Ok(place)
+}
+
+/// Makes a directory that every account may pass through, whatever the caller's umask: services have private ones in it.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn passable_dir(path: &Path) -> Result<(), Error> {
+    fs::create_dir_all(path).map_err(at(path))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(at(path))
 }
 
 /// Makes a directory that only the service's account (the caller when `account` is none) may enter.

@@ -24,6 +24,11 @@ const STOP_STEPS: [(&str, Duration); 2] = [
     ("TERM", Duration::from_secs(30)),
     ("KILL", Duration::from_secs(5)),
 ];
+/// A broker that is only starting may not heed SIGTERM, and has nothing to lose.
+const ABORT_STEPS: [(&str, Duration); 2] = [
+    ("TERM", Duration::from_secs(2)),
+    ("KILL", Duration::from_secs(5)),
+];
 /// The way of a crash.
 const KILL_STEPS: [(&str, Duration); 1] = [("KILL", Duration::from_secs(5))];
 
@@ -107,7 +112,7 @@ impl Broker {
                 return Self::attach(dir);
             }
             let mut log = process::tail(&dir.join("rabbitmq.log"));
-            Self::stop_in(dir)?;
+            end_all(dir, &ABORT_STEPS)?;
             started?;
             // Somebody was faster at a port: that is worth another try.
             let taken = [ports.amqp, ports.epmd, ports.distribution]

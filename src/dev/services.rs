@@ -12,7 +12,7 @@ use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use super::account::data_place;
+use super::account::{data_place, passable_dir};
 use super::broker::Broker;
 use super::find::Search;
 use super::postgres::{self, Postgres};
@@ -99,7 +99,8 @@ pub async fn run_with_services(dir: &Path, command: &[String]) -> Result<u8, Err
     };
     let _lock = lock(dir)?;
     let stop = stop_signal()?;
-    let place = data_place(dir)?;
+    // Apart from where `daybook dev` keeps its data, even in the same directory: all of this is deleted.
+    let place = data_place(dir)?.join("anew");
     let scratch = place.join("scratch");
     let set = Set {
         postgres: place.join("postgres"),
@@ -109,7 +110,8 @@ pub async fn run_with_services(dir: &Path, command: &[String]) -> Result<u8, Err
     };
     set.stop().await?;
     set.remove()?;
-    fs::create_dir(&scratch).map_err(at(&scratch))?;
+    passable_dir(&place)?;
+    passable_dir(&scratch)?;
     let outcome = match set.start(stop.clone()).await {
         Ok((postgres, brokers)) => {
             let mut child = Command::new(program);
