@@ -41,18 +41,18 @@ WHERE NOT EXISTS (SELECT FROM events e WHERE e.position = o.position AND e.recor
 
 /// Rights on history that no role but its owner may have.
 const RIGHTS: &str = "-- audit_rights
-SELECT c.relname::text, r.rolname::text, p.right
+SELECT c.relname::text, r.rolname::text, p.privilege
 FROM pg_class c
 CROSS JOIN pg_roles r
-CROSS JOIN unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p(right)
+CROSS JOIN unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p(privilege)
 WHERE c.relnamespace = current_schema()::regnamespace
   AND (c.relname IN ('events', 'postings') OR EXISTS (
         SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid
           AND i.inhparent IN (to_regclass('events'), to_regclass('postings'))))
   AND c.relkind IN ('r', 'p')
   AND NOT r.rolsuper AND NOT pg_has_role(r.oid, c.relowner, 'USAGE') AND r.rolname NOT LIKE 'pg\\_%'
-  AND has_table_privilege(r.oid, c.oid, p.right)
-  AND NOT (p.right = 'INSERT' AND c.relkind = 'p') LIMIT 20";
+  AND has_table_privilege(r.oid, c.oid, p.privilege)
+  AND NOT (p.privilege = 'INSERT' AND c.relkind = 'p') LIMIT 20";
 
 /// Tables of history that lack one of their triggers.
 const TRIGGERS: &str = "-- audit_triggers

@@ -3,6 +3,7 @@
 //! No SQL stands anywhere else, and nothing here decides anything.
 
 pub mod audit;
+pub mod bootstrap;
 pub mod fault;
 pub mod horizon;
 pub mod keeper;

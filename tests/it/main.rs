@@ -6,4 +6,7 @@
     reason = "clippy knows test functions, but not what they call"
 )]
 
+mod commit;
 mod dev;
+mod ledger;
+mod proxy;
