@@ -25,10 +25,7 @@ pub fn ensure(search: &Search) -> Result<(), Error> {
         return Err(Error::Refused(by_hand(&packages)));
     }
     install(search, &packages)?;
-    let still = missing(&Search {
-        path: Search::machine().path,
-        ..search.clone()
-    })?;
+    let still = missing(search)?;
     if still.is_empty() {
         Ok(())
     } else {
@@ -65,25 +62,26 @@ fn by_hand(packages: &[&str]) -> String {
 
 fn install(search: &Search, packages: &[&str]) -> Result<(), Error> {
     let list = packages.join(" ");
+    let sudo = if is_root()? { "" } else { "sudo " };
     say(&format!(
-        "Missing on this machine: {list}. To be run now:\n\n    {}apt-get update && apt-get install -y --no-install-recommends {list}\n\n\
-         No system service is started or enabled by it, now or at the next boot (src/dev/apt-install.sh).",
-        if is_root()? { "" } else { "sudo " }
+        "Missing on this machine: {list}. To be run now:\n\n    \
+         {sudo}apt-get update && {sudo}apt-get install -y --no-install-recommends {list}\n\n\
+         No system service is started or enabled by it, now or at the next boot (src/dev/apt-install.sh)."
     ));
     let terminal = std::io::stdin().is_terminal();
     if terminal && !agreed()? {
         return Err(Error::Refused(by_hand(packages)));
     }
-    let mut command = if is_root()? {
+    let mut command = if sudo.is_empty() {
         Command::new("sh")
     } else {
-        let Some(sudo) = search.on_path("sudo") else {
+        let Some(program) = search.on_path("sudo") else {
             return Err(Error::Refused(format!(
                 "not root, and there is no sudo\n{}",
                 by_hand(packages)
             )));
         };
-        let mut command = Command::new(sudo);
+        let mut command = Command::new(program);
         if !terminal {
             command.arg("-n");
         }

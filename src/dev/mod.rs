@@ -13,7 +13,6 @@ pub mod services;
 
 use std::ffi::OsStr;
 use std::io::Write;
-use std::path::Path;
 
 pub use broker::Broker;
 pub use demo::Session;
@@ -64,10 +63,4 @@ fn say(text: &str) {
 /// 128 random bits in hex.
 fn secret() -> String {
     format!("{:032x}", rand::random::<u128>())
-}
-
-/// The directory of everything that belongs to one checkout, when none is given.
-#[must_use]
-pub fn default_dir() -> &'static Path {
-    Path::new(".daybook")
 }
