@@ -25,3 +25,19 @@ pub fn lock_key(ledger: &str, purpose: &str) -> (i32, i32) {
         i32::from_be_bytes([e, f, g, h]),
     )
 }
+
+/// Every statement of the store, for the test that prepares them all.
+pub fn statements() -> impl Iterator<Item = &'static str> {
+    [
+        audit::STATEMENTS,
+        bootstrap::STATEMENTS,
+        horizon::STATEMENTS,
+        keeper::STATEMENTS,
+        ledger::STATEMENTS,
+        migrate::STATEMENTS,
+        partitions::STATEMENTS,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
+}

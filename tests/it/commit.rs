@@ -13,7 +13,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-fn settings(ledger: &Ledger) -> Settings {
+/// What lanes on this ledger need.
+pub fn settings(ledger: &Ledger) -> Settings {
     Settings {
         database_url: ledger.url.clone(),
         ledger: ledger.name.clone(),
@@ -93,11 +94,13 @@ fn draft(subject: &str, key: &str, amount: i128, from: Account, to: Vec<Account>
     }
 }
 
-fn deposit(subject: &str, key: &str, amount: i128) -> Draft {
+/// A draft that pays from `world`.
+pub fn deposit(subject: &str, key: &str, amount: i128) -> Draft {
     draft(subject, key, amount, world(), vec![user(subject)])
 }
 
-fn soon() -> Instant {
+/// A deadline no test meets.
+pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
 

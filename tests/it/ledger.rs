@@ -78,6 +78,7 @@ impl Ledger {
         admin
             .batch_execute(&format!(
                 "ALTER SCHEMA template RENAME TO {name}; SET search_path = {name}; \
+                 GRANT CREATE ON DATABASE {name} TO daybook_owner; \
                  ALTER FUNCTION make_partition(text, timestamptz) SET search_path = {name}"
             ))
             .await

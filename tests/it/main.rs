@@ -10,3 +10,4 @@ mod commit;
 mod dev;
 mod ledger;
 mod proxy;
+mod store;
