@@ -256,7 +256,7 @@ impl Lane {
         let size = batch.jobs.len();
         match &result {
             Ok(_) => {
-                self.settings.committed.notify_waiters();
+                self.settings.committed.wake();
                 self.settings
                     .metrics
                     .commit_seconds

@@ -7,6 +7,7 @@ mod lane;
 pub mod record;
 
 use crate::domain::{Draft, Rejection, Stored};
+use crate::store::outbox::Waker;
 use crate::telemetry::{Kind, Metrics};
 use lane::{Job, Lane};
 use secrecy::SecretString;
@@ -14,7 +15,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
@@ -93,7 +94,7 @@ pub struct Settings {
     /// How long a key is remembered.
     pub dedupe_days: u16,
     /// Told after each commit, so that the relay looks at once.
-    pub committed: Arc<Notify>,
+    pub committed: Waker,
     /// Where the lanes count.
     pub metrics: Arc<Metrics>,
 }

@@ -50,7 +50,7 @@ const READ_REVOKED: &str = "-- read_revoked
 SELECT t.issuer, t.token_id
 FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS t(issuer, token_id, subject, issued_at)
 WHERE EXISTS (SELECT FROM revoked_tokens r WHERE r.issuer = t.issuer AND r.token_id = t.token_id)
-   OR EXISTS (SELECT FROM revoked_tokens r WHERE r.subject = t.subject AND r.issued_before >= t.issued_at)";
+   OR EXISTS (SELECT FROM revoked_tokens r WHERE r.issuer = t.issuer AND r.subject = t.subject AND r.issued_before > t.issued_at)";
 
 /// The transaction takes its id here, before it draws a position: the safe horizon rests on that order.
 const READ_CLOCK: &str = "-- read_clock

@@ -10,7 +10,6 @@ use daybook::domain::{
 use daybook::telemetry::Metrics;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// What lanes on this ledger need.
@@ -23,7 +22,7 @@ pub fn settings(ledger: &Ledger) -> Settings {
         queue_bytes: 16 * 1024 * 1024,
         batch_max: 256,
         dedupe_days: 90,
-        committed: Arc::new(Notify::new()),
+        committed: daybook::store::outbox::Waker::default(),
         metrics: Arc::new(Metrics::new()),
     }
 }
