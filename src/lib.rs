@@ -2,9 +2,12 @@
 //!
 //! Imports go down only: `dev` > `http`, `relay`, `keeper` > `commit` > `store` > `auth`, `schema` > `domain`, `config`.
 
+pub mod auth;
 pub mod commit;
 pub mod config;
 pub mod dev;
 pub mod domain;
+pub mod http;
 pub mod schema;
+pub mod store;
 pub mod telemetry;

@@ -1,0 +1,3 @@
+//! All SQL of the service. Nothing here decides anything.
+
+pub mod reads;
