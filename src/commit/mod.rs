@@ -106,6 +106,12 @@ pub struct Lanes {
     metrics: Arc<Metrics>,
 }
 
+impl std::fmt::Debug for Lanes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} lanes", self.doors.len())
+    }
+}
+
 /// The way into one lane.
 struct Door {
     queue: mpsc::Sender<Job>,
@@ -114,6 +120,7 @@ struct Door {
 }
 
 /// Ends the lanes: no new commands, those that are queued are answered.
+#[derive(Debug)]
 pub struct Drain {
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,

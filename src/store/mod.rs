@@ -10,8 +10,11 @@ pub mod keeper;
 pub mod ledger;
 pub mod migrate;
 pub mod numeric;
+pub mod outbox;
 pub mod partitions;
+pub mod reads;
 pub mod session;
+pub mod tail;
 
 use sha2::{Digest, Sha256};
 
@@ -35,7 +38,10 @@ pub fn statements() -> impl Iterator<Item = &'static str> {
         keeper::STATEMENTS,
         ledger::STATEMENTS,
         migrate::STATEMENTS,
+        outbox::STATEMENTS,
         partitions::STATEMENTS,
+        reads::STATEMENTS,
+        tail::STATEMENTS,
     ]
     .into_iter()
     .flatten()
