@@ -21,6 +21,9 @@ use tokio::net::TcpListener;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// The directory of a checkout's development ledger.
+const DEV_DIR: &str = ".daybook";
+
 /// A self-hosted, event-sourced money ledger.
 #[derive(Parser)]
 #[command(version, propagate_version = true)]
@@ -45,7 +48,7 @@ enum Command {
     /// Run a private Postgres, RabbitMQ and server, for trying things out.
     Dev {
         /// Where its data and `env` live.
-        #[arg(long, default_value = dev::default_dir().as_os_str(), global = true)]
+        #[arg(long, default_value = DEV_DIR, global = true)]
         dir: PathBuf,
         #[command(subcommand)]
         action: Option<DevAction>,
@@ -190,7 +193,7 @@ async fn apply(config: &Config) -> anyhow::Result<()> {
 /// environment names no database. With it the name of the demo queue, if there is one.
 fn tool_config(file: Option<&Path>) -> anyhow::Result<(Config, Option<String>)> {
     let mut config = Config::load(file)?;
-    let dir = dev::default_dir();
+    let dir = Path::new(DEV_DIR);
     let elsewhere = !config.database_url.expose_secret().is_empty();
     let Some(running) = dev::Session::read(dir).filter(|_| !elsewhere) else {
         return Ok((config, None));

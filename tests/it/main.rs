@@ -6,8 +6,10 @@
     reason = "clippy knows test functions, but not what they call"
 )]
 
+mod app;
 mod commit;
 mod dev;
+mod http;
 mod ledger;
 mod proxy;
 mod store;
