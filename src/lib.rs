@@ -6,5 +6,7 @@ pub mod commit;
 pub mod config;
 pub mod dev;
 pub mod domain;
+pub mod relay;
 pub mod schema;
+pub mod store;
 pub mod telemetry;
