@@ -80,6 +80,7 @@ pub(super) struct Publisher {
 pub(super) struct Flight {
     pub(super) routing_key: ShortString,
     pub(super) bytes: usize,
+    at: Instant,
 }
 
 /// The connections of one session.
@@ -247,7 +248,7 @@ impl Publisher {
 
     fn confirm_is_late(&mut self, now: Instant) -> bool {
         while let Some((at, id)) = self.sent_at.front() {
-            if self.flying.contains_key(id) {
+            if self.flying.get(id).is_some_and(|flight| flight.at == *at) {
                 return now > *at + self.confirm_limit();
             }
             self.sent_at.pop_front();
@@ -320,9 +321,6 @@ impl Publisher {
             if !self.lease_holds() {
                 return Err(Fault::LeaseLost);
             }
-            let now = Instant::now();
-            self.sent_at
-                .extend(messages.iter().map(|message| (now, message.id)));
             count(&self.settings.metrics, "published", messages.len());
             let limit = self.confirm_limit();
             session.broker.publish(&messages, limit).await?;
@@ -342,6 +340,7 @@ impl Publisher {
             .map(|record| (record.position, record))
             .collect();
         let mut messages = Vec::with_capacity(picked.len());
+        let at = Instant::now();
         for row in picked {
             let message = records
                 .remove(&row.position)
@@ -353,8 +352,10 @@ impl Publisher {
                     let flight = Flight {
                         routing_key: message.routing_key.clone(),
                         bytes: message.body.len(),
+                        at,
                     };
                     self.bytes_out += flight.bytes;
+                    self.sent_at.push_back((at, message.id));
                     self.flying.insert(message.id, flight);
                     messages.push(message);
                 }
