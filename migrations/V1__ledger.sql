@@ -71,9 +71,12 @@ CREATE TABLE outbox (
     traceparent text,
     tries       integer NOT NULL DEFAULT 0,
     held_since  timestamptz,
-    not_before  timestamptz
+    not_before  timestamptz,
+    redriven    boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 70);
 CREATE INDEX outbox_shard_position ON outbox (shard, position);
+-- A redriven row comes back below the floor that its shard is scanned from.
+CREATE INDEX outbox_redriven ON outbox (position) WHERE redriven;
 
 -- What could not be published; an operator redrives it.
 CREATE TABLE outbox_parked (

@@ -74,7 +74,7 @@ pub struct RelayConfig {
     pub required: Vec<String>,
     /// How long an unroutable event that must have a queue holds its user back before it is parked, in seconds.
     pub hold_for_s: u64,
-    /// Unconfirmed messages of one shard at most.
+    /// Unconfirmed messages of one relay at most.
     pub window: usize,
     /// How long the broker may take to confirm a message, in milliseconds.
     pub confirm_timeout_ms: u64,

@@ -38,7 +38,6 @@ pub fn statements() -> impl Iterator<Item = &'static str> {
         keeper::STATEMENTS,
         ledger::STATEMENTS,
         migrate::STATEMENTS,
-        outbox::STATEMENTS,
         partitions::STATEMENTS,
         reads::STATEMENTS,
         tail::STATEMENTS,
@@ -46,4 +45,5 @@ pub fn statements() -> impl Iterator<Item = &'static str> {
     .into_iter()
     .flatten()
     .copied()
+    .chain(outbox::STATEMENTS.iter().map(|(_, sql)| *sql))
 }
