@@ -10,6 +10,7 @@ use std::time::Duration;
 use tower::ServiceExt;
 
 struct Edge {
+    app: App,
     router: Router,
     keys: std::path::PathBuf,
 }
@@ -30,15 +31,19 @@ fn unreachable_pool() -> Pool {
 fn edge() -> Edge {
     let keys = std::env::temp_dir().join(format!("daybook-edge-{}.json", uuid::Uuid::now_v7()));
     generate_dev_keys(&keys).unwrap();
-    let router = router(App {
+    let app = App {
         config: Arc::new(Config::default()),
-        registry: Arc::new(Registry::default()),
+        registry: Arc::new(Registry::load(None).unwrap()),
         verifier: Arc::new(Verifier::load(&keys).unwrap()),
         lanes: Lanes {},
         pool: unreachable_pool(),
         metrics: Arc::new(Metrics::new()),
-    });
-    Edge { router, keys }
+    };
+    Edge {
+        router: router(app.clone()),
+        app,
+        keys,
+    }
 }
 
 impl Edge {
@@ -244,6 +249,40 @@ async fn a_write_needs_json_and_one_key() {
         .append("idempotency-key", HeaderValue::from_static("k-2"));
     let (_, problem) = edge.send(two).await;
     assert_eq!(problem["code"], "idempotency_key_invalid");
+}
+
+static PANICS: Route = get("/panics", Needs::Token, &[], |_| {
+    Box::pin(async { panic!("a secret") })
+});
+static HANGS: Route = get("/hangs", Needs::Token, &[], |_| {
+    Box::pin(std::future::pending())
+});
+static HANGS_WRITING: Route = post("/hangs", Needs::Token, |_| Box::pin(std::future::pending()));
+
+#[tokio::test]
+async fn a7_a_panic_or_a_hang_tells_nothing_but_the_requests_id() {
+    let edge = edge();
+    let token = edge.token(&[]);
+    let app = Arc::new(App {
+        config: Arc::new(Config {
+            request_timeout_ms: 100,
+            ..Config::default()
+        }),
+        ..edge.app.clone()
+    });
+    for (route, method, status, code) in [
+        (&PANICS, "GET", 500, "internal"),
+        (&HANGS, "GET", 503, "deadline_passed"),
+        (&HANGS_WRITING, "POST", 504, "outcome_unknown"),
+    ] {
+        let request = request(method, "/x", Some(&token), "{}");
+        let response = request::run(route, app.clone(), request).await;
+        assert_eq!(response.status(), status);
+        let body = to_bytes(response.into_body(), 10_000).await.unwrap();
+        let text = String::from_utf8(body.to_vec()).unwrap();
+        assert!(text.contains(code) && text.contains("request_id"), "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
 }
 
 #[tokio::test]

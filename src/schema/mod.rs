@@ -1,46 +1,110 @@
 //! Event types as data: the registry that turns a request into a [`Draft`].
 
-use crate::domain::{Chart, Draft, IdempotencyKey, Principal, TypeName, Version};
+use crate::domain::{Chart, Draft, IdempotencyKey, Principal, Scope, TypeName, Version};
+use serde_json::Value;
+use std::path::Path;
 
 /// All event types, their versions, the assets and the chart of accounts; built once at start.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Registry {
     chart: Chart,
+    types: Vec<EventType>,
 }
 
-/// An event type, for those who write events of it.
-#[derive(Clone, Debug)]
-pub struct TypeInfo {
+/// Why the types cannot be used.
+#[derive(Debug)]
+pub struct LoadError {}
+
+/// An event type.
+#[derive(Debug)]
+pub struct EventType {
+    name: TypeName,
+    summary: String,
+    scope: Scope,
+    current: Version,
+    versions: Vec<SchemaVersion>,
+}
+
+impl EventType {
     /// Its name.
-    pub name: TypeName,
-    /// What it is for.
-    pub summary: String,
-    /// The scope it takes.
-    pub scope: &'static str,
-    /// The version that events are stored in.
-    pub current: Version,
-    /// The versions that are accepted, oldest first.
-    pub versions: Vec<Version>,
+    #[must_use]
+    pub fn name(&self) -> &TypeName {
+        &self.name
+    }
+
+    /// One line about it.
+    #[must_use]
+    pub fn summary(&self) -> &str {
+        &self.summary
+    }
+
+    /// The scope that writing it takes.
+    #[must_use]
+    pub fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    /// The version that records have.
+    #[must_use]
+    pub fn current(&self) -> Version {
+        self.current
+    }
+
+    /// All versions that are accepted, oldest first.
+    pub fn versions(&self) -> impl Iterator<Item = &SchemaVersion> {
+        self.versions.iter()
+    }
+
+    /// One version.
+    #[must_use]
+    pub fn version(&self, version: Version) -> Option<&SchemaVersion> {
+        self.versions.iter().find(|one| one.version == version)
+    }
+
+    /// The JSON Schema of `data.input` in a record.
+    #[must_use]
+    pub fn input_schema(&self) -> Value {
+        Value::Null
+    }
 }
 
-/// One version of a type.
+/// One version of a type's data.
+#[derive(Debug)]
+pub struct SchemaVersion {
+    version: Version,
+    schema: Value,
+    examples: Vec<Example>,
+}
+
+impl SchemaVersion {
+    /// Which version.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Its JSON Schema.
+    #[must_use]
+    pub fn schema(&self) -> &Value {
+        &self.schema
+    }
+
+    /// Its examples, by name.
+    #[must_use]
+    pub fn examples(&self) -> &[Example] {
+        &self.examples
+    }
+}
+
+/// An example of a version: a request, and what comes of it.
 #[derive(Clone, Debug)]
-pub struct VersionInfo<'a> {
-    /// The JSON Schema of `data`, as text.
-    pub schema: &'a str,
-    /// Requests that are accepted or refused.
-    pub examples: Vec<Example<'a>>,
-}
-
-/// One example of a version.
-#[derive(Clone, Copy, Debug)]
-pub struct Example<'a> {
+pub struct Example {
     /// Its name.
-    pub name: &'a str,
-    /// Whether the version accepts it.
+    pub name: String,
+    /// Whether the request is accepted.
     pub accepted: bool,
-    /// The example, as JSON text.
-    pub request: &'a str,
+    /// The file: `{"request": ..., "expect": ...}`.
+    pub text: String,
 }
 
 /// One member that is wrong, by JSON Pointer.
@@ -73,23 +137,40 @@ pub enum Refused {
 }
 
 impl Registry {
+    /// Builds the registry.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn load(directory: Option<&Path>) -> Result<Registry, LoadError> {
+        let _ = directory;
+        Ok(Registry {
+            chart: Chart::default(),
+            types: Vec::new(),
+        })
+    }
+
     /// The chart of accounts.
     #[must_use]
     pub fn chart(&self) -> &Chart {
         &self.chart
     }
 
-    /// Every type, by name.
-    #[must_use]
-    pub fn types(&self) -> Vec<TypeInfo> {
-        Vec::new()
+    /// All types, by name.
+    pub fn types(&self) -> impl Iterator<Item = &EventType> {
+        self.types.iter()
     }
 
-    /// One version of a type.
+    /// One type.
     #[must_use]
-    pub fn version(&self, name: &TypeName, version: Version) -> Option<VersionInfo<'_>> {
-        let _ = (name, version);
-        None
+    pub fn event_type(&self, name: &str) -> Option<&EventType> {
+        self.types.iter().find(|kind| kind.name.as_str() == name)
+    }
+
+    /// The JSON Schema of a type's record.
+    #[must_use]
+    pub fn record_schema(&self, kind: &EventType) -> Value {
+        let _ = kind;
+        Value::Null
     }
 
     /// Reads the body of `POST /v1/events` and makes the draft. Pure CPU.
