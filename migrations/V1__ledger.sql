@@ -71,9 +71,12 @@ CREATE TABLE outbox (
     traceparent text,
     tries       integer NOT NULL DEFAULT 0,
     held_since  timestamptz,
-    not_before  timestamptz
+    not_before  timestamptz,
+    redriven    boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 70);
 CREATE INDEX outbox_shard_position ON outbox (shard, position);
+-- A redriven row comes back below the floor that its shard is scanned from.
+CREATE INDEX outbox_redriven ON outbox (position) WHERE redriven;
 
 -- What could not be published; an operator redrives it.
 CREATE TABLE outbox_parked (
@@ -115,4 +118,4 @@ CREATE TABLE revoked_tokens (
         OR (token_id IS NULL AND subject IS NOT NULL AND issued_before IS NOT NULL))
 );
 CREATE UNIQUE INDEX revoked_tokens_token ON revoked_tokens (issuer, token_id) WHERE token_id IS NOT NULL;
-CREATE UNIQUE INDEX revoked_tokens_subject ON revoked_tokens (issuer, subject) WHERE subject IS NOT NULL;
+CREATE UNIQUE INDEX revoked_tokens_subject ON revoked_tokens (subject, issuer) WHERE subject IS NOT NULL;

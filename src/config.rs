@@ -74,7 +74,7 @@ pub struct RelayConfig {
     pub required: Vec<String>,
     /// How long an unroutable event that must have a queue holds its user back before it is parked, in seconds.
     pub hold_for_s: u64,
-    /// Unconfirmed messages of one shard at most.
+    /// Unconfirmed messages of one relay at most.
     pub window: usize,
     /// How long the broker may take to confirm a message, in milliseconds.
     pub confirm_timeout_ms: u64,
@@ -141,6 +141,8 @@ pub enum ConfigError {
 /// Settings whose value may come from a file named by `<NAME>_FILE`.
 const SECRETS: [&str; 3] = ["DATABASE_URL", "OWNER_DATABASE_URL", "AMQP_URL"];
 const PREFIX: &str = "DAYBOOK_";
+/// What `daybook dev` writes for clients: no settings of a server, and no mistake when a shell has exported them.
+const OF_CLIENTS: [&str; 5] = ["URL", "OPS_URL", "TOKEN", "ADMIN_TOKEN", "DEMO_QUEUE"];
 
 impl Config {
     /// Reads the file, if one is named, and the environment on top of it.
@@ -150,9 +152,7 @@ impl Config {
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let mut variables = config::Map::new();
         for (name, value) in std::env::vars() {
-            let Some(key) = name.strip_prefix(PREFIX) else {
-                continue;
-            };
+            let Some(key) = name.strip_prefix(PREFIX).filter(|key| !OF_CLIENTS.contains(key)) else { continue };
             match key
                 .strip_suffix("_FILE")
                 .filter(|secret| SECRETS.contains(secret))

@@ -1,1 +1,15 @@
-//! it
+//! The tests that need real services, in one binary.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "clippy knows test functions, but not what they call"
+)]
+
+mod app;
+mod commit;
+mod dev;
+mod http;
+mod ledger;
+mod proxy;
+mod store;

@@ -1,0 +1,112 @@
+//! The relay: every event to the broker, at least once, in order per user.
+//!
+//! Never deletes an outbox row whose message is not known to be delivered, and has nothing to say about what an event means.
+
+mod backoff;
+mod book;
+mod broker;
+mod lease;
+mod message;
+mod outcome;
+pub mod pattern;
+mod publish;
+mod tail;
+mod topology;
+mod verdict;
+
+use secrecy::SecretString;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::config::RelayConfig;
+use crate::store::outbox::Waker;
+use crate::telemetry::Metrics;
+
+pub use broker::BrokerError;
+pub use tail::{Received, Source, tail};
+pub use topology::{declare_queue, exchange};
+
+/// What a relay needs to know.
+#[derive(Clone, Debug)]
+pub struct RelaySettings {
+    /// Postgres, as the runtime role. Two connections are used.
+    pub database_url: SecretString,
+    /// RabbitMQ.
+    pub amqp_url: SecretString,
+    /// The ledger: schema, lock keys, exchange.
+    pub ledger: String,
+    /// Windows and holds.
+    pub config: RelayConfig,
+    /// Where it counts.
+    pub metrics: Arc<Metrics>,
+    /// Woken after a commit of the same process.
+    pub waker: Waker,
+}
+
+/// A running relay. Dropped without [`Relay::stop`], it ends at once, and what it had out is published again by another.
+#[derive(Debug)]
+pub struct Relay {
+    stop_publisher: watch::Sender<bool>,
+    stop_leases: watch::Sender<bool>,
+    publisher: JoinHandle<()>,
+    leases: JoinHandle<()>,
+    drain_limit: Duration,
+}
+
+impl Relay {
+    /// Starts it on the current runtime. Nothing need be reachable: it connects, and connects again, by itself.
+    #[must_use]
+    pub fn start(settings: RelaySettings) -> Self {
+        let (lease_sender, lease) = watch::channel(lease::Lease::none());
+        let (report, report_receiver) = watch::channel(lease::Report::default());
+        let (stop_publisher, publisher_stop) = watch::channel(false);
+        let (stop_leases, leases_stop) = watch::channel(false);
+        let keeper = lease::Keeper {
+            database_url: settings.database_url.clone(),
+            ledger: settings.ledger.clone(),
+            metrics: Arc::clone(&settings.metrics),
+            lease: lease_sender,
+            report: report_receiver,
+            stop: leases_stop,
+        };
+        let drain_limit =
+            Duration::from_millis(settings.config.confirm_timeout_ms) + publish::DELETE_LIMIT;
+        let publisher = publish::Publisher::new(settings, lease, report, publisher_stop);
+        Relay {
+            stop_publisher,
+            stop_leases,
+            publisher: tokio::spawn(publisher.run()),
+            leases: tokio::spawn(keeper.run()),
+            drain_limit,
+        }
+    }
+
+    /// Publishes nothing more, waits for outstanding confirms (at most the confirm time-out), deletes what they settle, and gives
+    /// the leases up. What stays unconfirmed stays in the outbox.
+    pub async fn stop(mut self) {
+        self.stop_publisher.send_replace(true);
+        if tokio::time::timeout(self.drain_limit, &mut self.publisher)
+            .await
+            .is_err()
+        {
+            tracing::warn!("the relay stops with messages unconfirmed");
+            self.publisher.abort();
+        }
+        self.stop_leases.send_replace(true);
+        let _ = tokio::time::timeout(publish::DELETE_LIMIT, &mut self.leases).await;
+    }
+}
+
+/// Resolves when the signal is given, or can be given no more.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.publisher.abort();
+        self.leases.abort();
+    }
+}
