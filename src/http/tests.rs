@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::auth::{generate_dev_keys, issue};
+use crate::commit;
 use crate::domain::Subject;
+use crate::store::outbox::Waker;
 use axum::body::to_bytes;
 use axum::http::header::{ALLOW, AUTHORIZATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde_json::Value;
@@ -31,13 +33,25 @@ fn unreachable_pool() -> Pool {
 fn edge() -> Edge {
     let keys = std::env::temp_dir().join(format!("daybook-edge-{}.json", uuid::Uuid::now_v7()));
     generate_dev_keys(&keys).unwrap();
+    let metrics = Arc::new(Metrics::new());
+    let (lanes, _) = Lanes::start(&commit::Settings {
+        database_url: "postgres://nobody@127.0.0.1:1/none".to_owned().into(),
+        ledger: "main".to_owned(),
+        lanes: 1,
+        queue: 1,
+        queue_bytes: 1024,
+        batch_max: 1,
+        dedupe_days: 1,
+        committed: Waker::default(),
+        metrics: metrics.clone(),
+    });
     let app = App {
         config: Arc::new(Config::default()),
         registry: Arc::new(Registry::load(None).unwrap()),
         verifier: Arc::new(Verifier::load(&keys).unwrap()),
-        lanes: Lanes {},
+        lanes,
         pool: unreachable_pool(),
-        metrics: Arc::new(Metrics::new()),
+        metrics,
     };
     Edge {
         router: router(app.clone()),

@@ -12,7 +12,8 @@ pub struct Registry {
 }
 
 /// Why the types cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the types cannot be used")]
 pub struct LoadError {}
 
 /// An event type.
