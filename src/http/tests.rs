@@ -289,8 +289,13 @@ async fn a7_a_panic_or_a_hang_tells_nothing_but_the_requests_id() {
         (&HANGS, "GET", 503, "deadline_passed"),
         (&HANGS_WRITING, "POST", 504, "outcome_unknown"),
     ] {
+        let handler = {
+            let app = app.clone();
+            move |request: Request| request::run(route, app, request)
+        };
+        let router = Router::new().route("/x", axum::routing::any(handler));
         let request = request(method, "/x", Some(&token), "{}");
-        let response = request::run(route, app.clone(), request).await;
+        let response = router.oneshot(request).await.unwrap();
         assert_eq!(response.status(), status);
         let body = to_bytes(response.into_body(), 10_000).await.unwrap();
         let text = String::from_utf8(body.to_vec()).unwrap();
