@@ -152,7 +152,12 @@ impl Config {
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let mut variables = config::Map::new();
         for (name, value) in std::env::vars() {
-            let Some(key) = name.strip_prefix(PREFIX).filter(|key| !OF_CLIENTS.contains(key)) else { continue };
+            let Some(key) = name
+                .strip_prefix(PREFIX)
+                .filter(|key| !OF_CLIENTS.contains(key))
+            else {
+                continue;
+            };
             match key
                 .strip_suffix("_FILE")
                 .filter(|secret| SECRETS.contains(secret))

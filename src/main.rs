@@ -59,7 +59,11 @@ enum Command {
         #[arg(long)]
         subject: String,
         /// Scopes, separated by commas.
-        #[arg(long, value_delimiter = ',', default_value = "ledger:read,ledger:write")]
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "ledger:read,ledger:write"
+        )]
         scope: Vec<String>,
         /// How long it lives, in seconds.
         #[arg(long, default_value_t = 3_600)]
@@ -151,19 +155,34 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Serve { roles } => serve(Config::load(file)?, roles).await?,
         Command::Migrate => apply(&Config::load(file)?).await?,
         Command::Dev { dir, action: None } => dev::dev(&dir, develop).await?,
-        Command::Dev { dir, action: Some(DevAction::Broker { what }) } => match what.as_str() {
+        Command::Dev {
+            dir,
+            action: Some(DevAction::Broker { what }),
+        } => match what.as_str() {
             "stop" => dev::broker_stop(&dir)?,
             _ => dev::broker_start(&dir)?,
         },
-        Command::Token { subject, scope, ttl_s } => token(&tool_config(file)?.0, &subject, &scope, ttl_s)?,
-        Command::Events { action: EventsAction::Tail(args) } => {
+        Command::Token {
+            subject,
+            scope,
+            ttl_s,
+        } => token(&tool_config(file)?.0, &subject, &scope, ttl_s)?,
+        Command::Events {
+            action: EventsAction::Tail(args),
+        } => {
             let (config, queue) = tool_config(file)?;
             events_tail(&config, args, queue).await?;
-        },
-        Command::Outbox { action: OutboxAction::List } => outbox_list(&tool_config(file)?.0).await?,
+        }
+        Command::Outbox {
+            action: OutboxAction::List,
+        } => outbox_list(&tool_config(file)?.0).await?,
         Command::Verify => return prove(&tool_config(file)?.0).await,
-        Command::Services { action: ServicesAction::Run { dir, command } } => {
-            return Ok(ExitCode::from(dev::run_with_services(&dir, &command).await?));
+        Command::Services {
+            action: ServicesAction::Run { dir, command },
+        } => {
+            return Ok(ExitCode::from(
+                dev::run_with_services(&dir, &command).await?,
+            ));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -184,9 +203,15 @@ async fn serve(config: Config, roles: Roles) -> anyhow::Result<()> {
 }
 
 async fn apply(config: &Config) -> anyhow::Result<()> {
-    let owner = config.owner_database_url.as_ref().context("DAYBOOK_OWNER_DATABASE_URL is not set")?;
+    let owner = config
+        .owner_database_url
+        .as_ref()
+        .context("DAYBOOK_OWNER_DATABASE_URL is not set")?;
     let applied = migrate::migrate(owner, &config.database_url, &config.ledger).await?;
-    say(&format!("{applied} migrations applied; the schema is at version {}", migrate::version()))
+    say(&format!(
+        "{applied} migrations applied; the schema is at version {}",
+        migrate::version()
+    ))
 }
 
 /// The configuration of a command for people: that of the development ledger of this directory, when one runs here and the
@@ -233,14 +258,33 @@ async fn develop(ready: dev::Ready) -> anyhow::Result<()> {
     migrate::migrate(&urls.owner, &urls.runtime, &config.ledger).await?;
     let queue = format!("daybook.{}.demo", config.ledger);
     relay::declare_queue(&config.amqp_url, &config.ledger, &queue, "#").await?;
-    let listeners = Listeners { api: Some(near(8080).await?), ops: near(9090).await? };
-    let owner = format!("{}?options=-csearch_path%3D{}", urls.owner.expose_secret(), config.ledger);
+    let listeners = Listeners {
+        api: Some(near(8080).await?),
+        ops: near(9090).await?,
+    };
+    let owner = format!(
+        "{}?options=-csearch_path%3D{}",
+        urls.owner.expose_secret(),
+        config.ledger
+    );
     let service = Service::start(config, Roles::ALL, listeners).await?;
-    let admin = [Scope::Read, Scope::Write, Scope::ReadAny, Scope::WriteAny, Scope::Admin];
+    let admin = [
+        Scope::Read,
+        Scope::Write,
+        Scope::ReadAny,
+        Scope::WriteAny,
+        Scope::Admin,
+    ];
     let week = Duration::from_secs(7 * 24 * 3_600);
     let sign = |subject: &str, scopes: &[Scope]| {
         let subject = Subject::parse(subject).context("a subject")?;
-        Ok::<_, anyhow::Error>(auth::issue(&keys, &subject, scopes, week, jiff::Timestamp::now())?)
+        Ok::<_, anyhow::Error>(auth::issue(
+            &keys,
+            &subject,
+            scopes,
+            week,
+            jiff::Timestamp::now(),
+        )?)
     };
     let session = dev::Session {
         url: format!("http://{}", service.api_addr.context("the API listens")?),
@@ -252,7 +296,12 @@ async fn develop(ready: dev::Ready) -> anyhow::Result<()> {
         demo_queue: queue,
     };
     session.write(&ready.dir)?;
-    say(&session.welcome(&std::env::args().next().unwrap_or_else(|| "daybook".to_owned()), &ready.dir))?;
+    say(&session.welcome(
+        &std::env::args()
+            .next()
+            .unwrap_or_else(|| "daybook".to_owned()),
+        &ready.dir,
+    ))?;
     shutdown::wait(ready.stop).await;
     service.stop().await;
     Ok(())
@@ -269,24 +318,44 @@ async fn near(port: u16) -> std::io::Result<TcpListener> {
 }
 
 fn token(config: &Config, subject: &str, scopes: &[String], ttl_s: u64) -> anyhow::Result<()> {
-    let keys = config.keys_file.as_deref().context("DAYBOOK_KEYS_FILE is not set")?;
-    let subject = Subject::parse(subject).context("a subject is 1 to 128 visible ASCII characters")?;
+    let keys = config
+        .keys_file
+        .as_deref()
+        .context("DAYBOOK_KEYS_FILE is not set")?;
+    let subject =
+        Subject::parse(subject).context("a subject is 1 to 128 visible ASCII characters")?;
     let scopes = scopes
         .iter()
         .map(|name| Scope::parse(name).with_context(|| format!("{name:?} is no scope")))
         .collect::<Result<Vec<_>, _>>()?;
-    say(&auth::issue(keys, &subject, &scopes, Duration::from_secs(ttl_s), jiff::Timestamp::now())?)
+    say(&auth::issue(
+        keys,
+        &subject,
+        &scopes,
+        Duration::from_secs(ttl_s),
+        jiff::Timestamp::now(),
+    )?)
 }
 
-async fn events_tail(config: &Config, args: TailArgs, demo_queue: Option<String>) -> anyhow::Result<()> {
+async fn events_tail(
+    config: &Config,
+    args: TailArgs,
+    demo_queue: Option<String>,
+) -> anyhow::Result<()> {
     let stopped = shutdown::signals()?;
     let showing = async {
         if !args.broker {
             return rows(config).await;
         }
         let source = match args.queue.or(demo_queue) {
-            Some(name) => Source::Queue { name, acknowledge: false },
-            None => Source::New { ledger: config.ledger.clone(), pattern: "#".to_owned() },
+            Some(name) => Source::Queue {
+                name,
+                acknowledge: false,
+            },
+            None => Source::New {
+                ledger: config.ledger.clone(),
+                pattern: "#".to_owned(),
+            },
         };
         Ok(relay::tail(&config.amqp_url, source, show).await?)
     };
@@ -314,7 +383,8 @@ fn show(message: Received) {
 
 /// Rows of the database, from now on, as the horizon settles them.
 async fn rows(config: &Config) -> anyhow::Result<()> {
-    let (client, _driver) = session::connect(&config.database_url, &config.ledger, session::Purpose::Read).await?;
+    let (client, _driver) =
+        session::connect(&config.database_url, &config.ledger, session::Purpose::Read).await?;
     let mut after = tail::latest(&client).await?;
     loop {
         let page = tail::after(&client, after).await?;
@@ -329,21 +399,38 @@ async fn rows(config: &Config) -> anyhow::Result<()> {
 }
 
 async fn outbox_list(config: &Config) -> anyhow::Result<()> {
-    let (client, _driver) = session::connect(&config.database_url, &config.ledger, session::Purpose::Read).await?;
+    let (client, _driver) =
+        session::connect(&config.database_url, &config.ledger, session::Purpose::Read).await?;
     let depth = outbox::depth(&client).await?;
-    say(&format!("waiting {}, the oldest for {:.1} s; parked {}", depth.waiting, depth.oldest_seconds, depth.parked))?;
+    say(&format!(
+        "waiting {}, the oldest for {:.1} s; parked {}",
+        depth.waiting, depth.oldest_seconds, depth.parked
+    ))?;
     for held in outbox::held(&client).await? {
-        say(&format!("held    {} events of type {} since {}", held.events, held.routing_key, held.since))?;
+        say(&format!(
+            "held    {} events of type {} since {}",
+            held.events, held.routing_key, held.since
+        ))?;
     }
     let mut after = 0;
     loop {
         let parked = outbox::parked(&client, after, outbox::LIST_MAX).await?;
-        let Some(last) = parked.last() else { return Ok(()) };
+        let Some(last) = parked.last() else {
+            return Ok(());
+        };
         after = last.position;
         for event in parked {
-            let id = event.event_id.map_or_else(|| "-".to_owned(), |id| id.to_string());
-            let (kind, subject) = (event.event_type.unwrap_or_default(), event.subject.unwrap_or_default());
-            say(&format!("parked  {id} {kind} of {subject} at {}: {}", event.parked_at, event.reason))?;
+            let id = event
+                .event_id
+                .map_or_else(|| "-".to_owned(), |id| id.to_string());
+            let (kind, subject) = (
+                event.event_type.unwrap_or_default(),
+                event.subject.unwrap_or_default(),
+            );
+            say(&format!(
+                "parked  {id} {kind} of {subject} at {}: {}",
+                event.parked_at, event.reason
+            ))?;
         }
     }
 }
@@ -368,7 +455,15 @@ async fn prove(config: &Config) -> anyhow::Result<ExitCode> {
         report.users,
         report.postings,
         report.balances,
-        if report.faults.is_empty() { "every hash, chain, sum and balance agrees" } else { "NOT IN ORDER" }
+        if report.faults.is_empty() {
+            "every hash, chain, sum and balance agrees"
+        } else {
+            "NOT IN ORDER"
+        }
     ))?;
-    Ok(if report.faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.faults.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

@@ -11,9 +11,9 @@ use crate::keeper;
 use crate::relay::{Relay, RelaySettings};
 use crate::schema::{LoadError, Registry};
 use crate::shutdown;
+use crate::store::migrate;
 use crate::store::outbox::Waker;
 use crate::store::session::{self, SessionError};
-use crate::store::migrate;
 use crate::telemetry::Metrics;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,20 +38,32 @@ pub struct Roles {
 
 impl Roles {
     /// All of them.
-    pub const ALL: Roles = Roles { api: true, relay: true, keeper: true };
+    pub const ALL: Roles = Roles {
+        api: true,
+        relay: true,
+        keeper: true,
+    };
 }
 
 impl std::str::FromStr for Roles {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut roles = Roles { api: false, relay: false, keeper: false };
+        let mut roles = Roles {
+            api: false,
+            relay: false,
+            keeper: false,
+        };
         for name in text.split(',') {
             match name.trim() {
                 "api" => roles.api = true,
                 "relay" => roles.relay = true,
                 "keeper" => roles.keeper = true,
-                other => return Err(format!("{other:?} is no role; there are api, relay and keeper")),
+                other => {
+                    return Err(format!(
+                        "{other:?} is no role; there are api, relay and keeper"
+                    ));
+                }
             }
         }
         Ok(roles)
@@ -74,10 +86,19 @@ impl Listeners {
     /// What the system says, with the address.
     pub async fn bind(config: &Config, roles: Roles) -> Result<Self, StartError> {
         let bind = async |address: SocketAddr| {
-            TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
+            TcpListener::bind(address)
+                .await
+                .map_err(|source| StartError::Listen { address, source })
         };
-        let api = if roles.api { Some(bind(config.http_addr).await?) } else { None };
-        Ok(Listeners { api, ops: bind(config.ops_addr).await? })
+        let api = if roles.api {
+            Some(bind(config.http_addr).await?)
+        } else {
+            None
+        };
+        Ok(Listeners {
+            api,
+            ops: bind(config.ops_addr).await?,
+        })
     }
 }
 
@@ -129,8 +150,18 @@ impl Service {
     ///
     /// # Errors
     /// [`StartError`] for what an operator must mend: a broken type, key file, URL or address.
-    pub async fn start(config: Config, roles: Roles, listeners: Listeners) -> Result<Self, StartError> {
-        let needs = |missing: bool, name| if missing { Err(StartError::Missing(name)) } else { Ok(()) };
+    pub async fn start(
+        config: Config,
+        roles: Roles,
+        listeners: Listeners,
+    ) -> Result<Self, StartError> {
+        let needs = |missing: bool, name| {
+            if missing {
+                Err(StartError::Missing(name))
+            } else {
+                Ok(())
+            }
+        };
         needs(secret_is_empty(&config.database_url), "DATABASE_URL")?;
         needs(roles.relay && secret_is_empty(&config.amqp_url), "AMQP_URL")?;
         needs(roles.api && config.keys_file.is_none(), "KEYS_FILE")?;
@@ -140,13 +171,20 @@ impl Service {
         let waker = Waker::default();
         let (stop, stopped) = watch::channel(false);
         let (ops_stop, ops_stopped) = watch::channel(false);
-        let api_addr = listeners.api.as_ref().map(TcpListener::local_addr).transpose()?;
+        let api_addr = listeners
+            .api
+            .as_ref()
+            .map(TcpListener::local_addr)
+            .transpose()?;
         let ops_addr = listeners.ops.local_addr()?;
         let limits = limits(&config);
 
         let api = match listeners.api {
             Some(listener) => {
-                let keys = config.keys_file.as_deref().ok_or(StartError::Missing("KEYS_FILE"))?;
+                let keys = config
+                    .keys_file
+                    .as_deref()
+                    .ok_or(StartError::Missing("KEYS_FILE"))?;
                 let (lanes, drain) = Lanes::start(&lane_settings(&config, &metrics, &waker));
                 let app = App {
                     registry: Arc::new(Registry::load(config.schema_dir.as_deref())?),
@@ -157,7 +195,13 @@ impl Service {
                     metrics: metrics.clone(),
                 };
                 let until = shutdown::wait(stopped.clone());
-                let serving = http::serve(listener, http::router(app), until, limits, metrics.connections.clone());
+                let serving = http::serve(
+                    listener,
+                    http::router(app),
+                    until,
+                    limits,
+                    metrics.connections.clone(),
+                );
                 Some((tokio::spawn(serving), drain))
             }
             None => None,
@@ -187,8 +231,23 @@ impl Service {
             stopping: stopped,
         });
         let unseen = prometheus_client::metrics::gauge::Gauge::default();
-        let ops = tokio::spawn(http::serve(listeners.ops, ops, shutdown::wait(ops_stopped), limits, unseen));
-        Ok(Service { api_addr, ops_addr, stop, ops_stop, api, relay, keeper, ops })
+        let ops = tokio::spawn(http::serve(
+            listeners.ops,
+            ops,
+            shutdown::wait(ops_stopped),
+            limits,
+            unseen,
+        ));
+        Ok(Service {
+            api_addr,
+            ops_addr,
+            stop,
+            ops_stop,
+            api,
+            relay,
+            keeper,
+            ops,
+        })
     }
 
     /// Stops it: every accepted command is answered first. Bounded by the configured time.
@@ -218,7 +277,9 @@ fn limits(config: &Config) -> Limits {
     Limits {
         header_timeout: Duration::from_millis(config.header_timeout_ms),
         connections_max: config.connections_max,
-        drain: Duration::from_millis(config.shutdown_timeout_ms).saturating_sub(AFTER_DRAIN).max(AFTER_DRAIN / 10),
+        drain: Duration::from_millis(config.shutdown_timeout_ms)
+            .saturating_sub(AFTER_DRAIN)
+            .max(AFTER_DRAIN / 10),
     }
 }
 

@@ -8,7 +8,10 @@ use tokio::sync::watch;
 /// # Errors
 /// When the system does not let the process listen.
 pub fn signals() -> std::io::Result<watch::Receiver<bool>> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(async move {
         tokio::select! {

@@ -154,6 +154,8 @@ impl Lane {
         mut jobs: mpsc::Receiver<Job>,
         mut stopped: watch::Receiver<bool>,
     ) {
+        // The first request of a pod need not wait for a session; a failure is that request's to report.
+        let _ = self.connect(false).await;
         loop {
             let first = tokio::select! {
                 job = jobs.recv() => job,

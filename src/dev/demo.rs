@@ -57,7 +57,9 @@ impl Session {
     pub fn read(dir: &Path) -> Option<Self> {
         let text = fs::read_to_string(env_file(dir)).ok()?;
         let value = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
             let inner = line.strip_prefix('\'')?.strip_suffix('\'')?;
             Some(inner.replace(r"'\''", "'"))
         };
@@ -119,7 +121,7 @@ impl Session {
 
     fn curl(&self, token: &str, key: &str, body: &str) -> String {
         format!(
-            "curl -isS {} -H {} -H 'Content-Type: application/json' -H {} -d {}",
+            "curl -isS -w '\\n' {} -H {} -H 'Content-Type: application/json' -H {} -d {}",
             quoted(&format!("{}/v1/events", self.url)),
             quoted(&format!("Authorization: Bearer {token}")),
             quoted(&format!("Idempotency-Key: {key}")),

@@ -104,6 +104,11 @@ pub fn settings(
 /// # Errors
 /// When the protocol versions cannot be set.
 pub fn tls() -> Result<MakeRustlsConnect, SessionError> {
+    // Reading the certificates takes longer than connecting; once a process is enough.
+    static CONNECT: std::sync::OnceLock<MakeRustlsConnect> = std::sync::OnceLock::new();
+    if let Some(connect) = CONNECT.get() {
+        return Ok(connect.clone());
+    }
     let mut roots = rustls::RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -111,7 +116,9 @@ pub fn tls() -> Result<MakeRustlsConnect, SessionError> {
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    Ok(MakeRustlsConnect::new(config))
+    Ok(CONNECT
+        .get_or_init(|| MakeRustlsConnect::new(config))
+        .clone())
 }
 
 /// Opens one session. The task drives it and ends with it.

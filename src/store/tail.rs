@@ -31,5 +31,7 @@ pub async fn after(client: &Client, position: i64) -> Result<Vec<(i64, String)>,
     // Read in a statement of its own: what is settled then is visible to the next one.
     let settled = latest(client).await?;
     let rows = client.query(AFTER, &[&position, &settled, &PAGE]).await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    rows.iter()
+        .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
+        .collect()
 }

@@ -16,7 +16,8 @@ use tokio::net::TcpListener;
 pub fn keys_file() -> PathBuf {
     static KEYS: OnceLock<PathBuf> = OnceLock::new();
     KEYS.get_or_init(|| {
-        let scratch = std::env::var_os("TEST_SCRATCH_DIR").expect("TEST_SCRATCH_DIR is set by `make test`");
+        let scratch =
+            std::env::var_os("TEST_SCRATCH_DIR").expect("TEST_SCRATCH_DIR is set by `make test`");
         let path = PathBuf::from(scratch).join(format!("keys-{:016x}.json", rand::random::<u64>()));
         auth::generate_dev_keys(&path).unwrap();
         path
@@ -60,13 +61,20 @@ impl Answer {
 
     /// A header's text.
     pub fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
     }
 
     /// Asserts a problem document of this status and code.
     #[track_caller]
     pub fn refused(&self, status: u16, code: &str) {
-        assert_eq!((self.status, self.json()["code"].as_str()), (status, Some(code)), "{}", self.body);
+        assert_eq!(
+            (self.status, self.json()["code"].as_str()),
+            (status, Some(code)),
+            "{}",
+            self.body
+        );
         assert_eq!(self.header("content-type"), "application/problem+json");
         assert_eq!(self.json()["status"], status);
     }
@@ -112,12 +120,18 @@ impl App {
     /// Starts one.
     pub async fn with(config: Config, roles: Roles) -> Self {
         let free = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let listeners = Listeners { api: Some(free().await), ops: free().await };
+        let listeners = Listeners {
+            api: Some(free().await),
+            ops: free().await,
+        };
         let service = Service::start(config, roles, listeners).await.unwrap();
         App {
             url: format!("http://{}", service.api_addr.unwrap()),
             ops: format!("http://{}", service.ops_addr),
-            client: reqwest::Client::builder().timeout(Duration::from_secs(120)).build().unwrap(),
+            client: reqwest::Client::builder()
+                .timeout(Duration::from_secs(120))
+                .build()
+                .unwrap(),
             service,
         }
     }
@@ -134,7 +148,8 @@ impl App {
 
     /// A request to be completed.
     pub fn request(&self, method: &str, path: &str) -> reqwest::RequestBuilder {
-        self.client.request(method.parse().unwrap(), format!("{}{path}", self.url))
+        self.client
+            .request(method.parse().unwrap(), format!("{}{path}", self.url))
     }
 
     /// Posts an event under a key.
@@ -150,12 +165,14 @@ impl App {
 
     /// Gets a path.
     pub async fn get(&self, token: &str, path: &str) -> Answer {
-        self.send(self.request("GET", path).bearer_auth(token)).await
+        self.send(self.request("GET", path).bearer_auth(token))
+            .await
     }
 
     /// Gets a path of the operations port.
     pub async fn ops(&self, path: &str) -> Answer {
-        self.send(self.client.get(format!("{}{path}", self.ops))).await
+        self.send(self.client.get(format!("{}{path}", self.ops)))
+            .await
     }
 
     /// Pays euros in cents from `world` to a user.
@@ -163,7 +180,13 @@ impl App {
         let body = format!(
             r#"{{"type":"deposit","schema":"1.7","subject":"{subject}","data":{{"asset":"EUR/2","amount":"{cents}"}}}}"#
         );
-        let answer = self.post(&admin(), &format!("fund-{:016x}", rand::random::<u64>()), &body).await;
+        let answer = self
+            .post(
+                &admin(),
+                &format!("fund-{:016x}", rand::random::<u64>()),
+                &body,
+            )
+            .await;
         answer.ok(201);
         answer
     }
@@ -176,5 +199,7 @@ impl App {
 
 /// The body of a transfer of euros in cents.
 pub fn transfer(to: &str, cents: u64) -> String {
-    format!(r#"{{"type":"transfer","schema":"1.7","data":{{"to":"{to}","asset":"EUR/2","amount":"{cents}"}}}}"#)
+    format!(
+        r#"{{"type":"transfer","schema":"1.7","data":{{"to":"{to}","asset":"EUR/2","amount":"{cents}"}}}}"#
+    )
 }

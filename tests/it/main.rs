@@ -11,5 +11,6 @@ mod commit;
 mod dev;
 mod http;
 mod ledger;
+mod process;
 mod proxy;
 mod store;
