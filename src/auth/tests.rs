@@ -11,6 +11,8 @@ use jsonwebtoken::{EncodingKey, Header};
 use serde_json::{Value, json};
 use std::sync::OnceLock;
 
+/// What PKCS#8 puts before the PKCS#1 key of 2048 bits, which is what signs.
+const PKCS8_HEAD: usize = 26;
 const NOW_S: i64 = 1_800_000_000;
 
 fn now() -> Timestamp {
@@ -55,7 +57,7 @@ fn pairs() -> &'static Vec<Pair> {
             Pair {
                 algorithm: Algorithm::RS256,
                 jwk: json!({"kty":"RSA","kid":"rsa","alg":"RS256","n":b64(n),"e":b64(e)}),
-                signing: EncodingKey::from_rsa_der(rsa_der.as_ref()),
+                signing: EncodingKey::from_rsa_der(&rsa_der.as_ref()[PKCS8_HEAD..]),
             },
             Pair {
                 algorithm: Algorithm::HS256,

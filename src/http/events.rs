@@ -208,12 +208,16 @@ pub(super) async fn list(call: Call) -> Result<Response<Body>, Problem> {
             .map_err(|_| Problem::invalid("after is not a cursor of this list"))?,
         None => 0,
     };
+    if filter
+        .subject
+        .as_ref()
+        .is_some_and(|subject| !call.may_read(subject.as_str()))
+    {
+        return Err(Problem::not_found());
+    }
     let client = call.client().await?;
     let (items, page_end, end) = match &filter.subject {
         Some(subject) => {
-            if !call.may_read(subject.as_str()) {
-                return Err(Problem::not_found());
-            }
             let head = call
                 .read(&client, reads::user_head(&client, subject))
                 .await?;

@@ -152,7 +152,6 @@ pub static ROUTES: &[Route] = &[
 ];
 
 /// The API, built from the route table.
-#[must_use]
 pub fn router(app: App) -> Router {
     let app = Arc::new(app);
     let mut router = Router::new();

@@ -34,7 +34,6 @@ pub struct Ops {
 }
 
 /// The operations port's routes.
-#[must_use]
 pub fn ops_router(ops: Ops) -> Router {
     let ready = ops.clone();
     Router::new()

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::auth::{generate_dev_keys, issue};
+use crate::commit;
 use crate::domain::Subject;
+use crate::store::outbox::Waker;
 use axum::body::to_bytes;
 use axum::http::header::{ALLOW, AUTHORIZATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde_json::Value;
@@ -10,6 +12,7 @@ use std::time::Duration;
 use tower::ServiceExt;
 
 struct Edge {
+    app: App,
     router: Router,
     keys: std::path::PathBuf,
 }
@@ -30,15 +33,31 @@ fn unreachable_pool() -> Pool {
 fn edge() -> Edge {
     let keys = std::env::temp_dir().join(format!("daybook-edge-{}.json", uuid::Uuid::now_v7()));
     generate_dev_keys(&keys).unwrap();
-    let router = router(App {
-        config: Arc::new(Config::default()),
-        registry: Arc::new(Registry::default()),
-        verifier: Arc::new(Verifier::load(&keys).unwrap()),
-        lanes: Lanes {},
-        pool: unreachable_pool(),
-        metrics: Arc::new(Metrics::new()),
+    let metrics = Arc::new(Metrics::new());
+    let (lanes, _) = Lanes::start(&commit::Settings {
+        database_url: "postgres://nobody@127.0.0.1:1/none".to_owned().into(),
+        ledger: "main".to_owned(),
+        lanes: 1,
+        queue: 1,
+        queue_bytes: 1024,
+        batch_max: 1,
+        dedupe_days: 1,
+        committed: Waker::default(),
+        metrics: metrics.clone(),
     });
-    Edge { router, keys }
+    let app = App {
+        config: Arc::new(Config::default()),
+        registry: Arc::new(Registry::load(None).unwrap()),
+        verifier: Arc::new(Verifier::load(&keys).unwrap()),
+        lanes,
+        pool: unreachable_pool(),
+        metrics,
+    };
+    Edge {
+        router: router(app.clone()),
+        app,
+        keys,
+    }
 }
 
 impl Edge {
@@ -244,6 +263,45 @@ async fn a_write_needs_json_and_one_key() {
         .append("idempotency-key", HeaderValue::from_static("k-2"));
     let (_, problem) = edge.send(two).await;
     assert_eq!(problem["code"], "idempotency_key_invalid");
+}
+
+static PANICS: Route = get("/panics", Needs::Token, &[], |_| {
+    Box::pin(async { panic!("a secret") })
+});
+static HANGS: Route = get("/hangs", Needs::Token, &[], |_| {
+    Box::pin(std::future::pending())
+});
+static HANGS_WRITING: Route = post("/hangs", Needs::Token, |_| Box::pin(std::future::pending()));
+
+#[tokio::test]
+async fn a7_a_panic_or_a_hang_tells_nothing_but_the_requests_id() {
+    let edge = edge();
+    let token = edge.token(&[]);
+    let app = Arc::new(App {
+        config: Arc::new(Config {
+            request_timeout_ms: 100,
+            ..Config::default()
+        }),
+        ..edge.app.clone()
+    });
+    for (route, method, status, code) in [
+        (&PANICS, "GET", 500, "internal"),
+        (&HANGS, "GET", 503, "deadline_passed"),
+        (&HANGS_WRITING, "POST", 504, "outcome_unknown"),
+    ] {
+        let handler = {
+            let app = app.clone();
+            move |request: Request| request::run(route, app, request)
+        };
+        let router = Router::new().route("/x", axum::routing::any(handler));
+        let request = request(method, "/x", Some(&token), "{}");
+        let response = router.oneshot(request).await.unwrap();
+        assert_eq!(response.status(), status);
+        let body = to_bytes(response.into_body(), 10_000).await.unwrap();
+        let text = String::from_utf8(body.to_vec()).unwrap();
+        assert!(text.contains(code) && text.contains("request_id"), "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
 }
 
 #[tokio::test]

@@ -3,59 +3,64 @@
 use super::json;
 use super::problem::Problem;
 use super::request::Call;
-use crate::domain::{TypeName, Version};
-use crate::schema::TypeInfo;
+use crate::domain::Version;
+use crate::schema::{EventType, SchemaVersion};
 use axum::body::Body;
 use axum::http::Response;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-fn described(info: &TypeInfo) -> Value {
+fn described(kind: &EventType) -> Value {
+    let versions: Vec<Version> = kind.versions().map(SchemaVersion::version).collect();
     json!({
-        "type": info.name, "summary": info.summary, "scope": info.scope,
-        "current": info.current, "versions": info.versions,
+        "type": kind.name(), "summary": kind.summary(), "scope": kind.scope().name(),
+        "current": kind.current(), "versions": versions,
     })
 }
 
 /// `GET /v1/types`
 pub(super) async fn list(call: Call) -> Result<Response<Body>, Problem> {
-    let items: Vec<Value> = call.app.registry.types().iter().map(described).collect();
     checked(&call).await?;
+    let items: Vec<Value> = call.app.registry.types().map(described).collect();
     Ok(json(json!({ "items": items }).to_string()))
 }
 
-/// `GET /v1/types/{type}`
+/// `GET /v1/types/{type}`: with the JSON Schemas of a record and of the input in it.
 pub(super) async fn get(call: Call) -> Result<Response<Body>, Problem> {
     checked(&call).await?;
-    let types = call.app.registry.types();
-    let info = types
-        .iter()
-        .find(|info| info.name.as_str() == call.path("type"))
+    let registry = &call.app.registry;
+    let kind = registry
+        .event_type(call.path("type"))
         .ok_or_else(Problem::not_found)?;
-    Ok(json(described(info).to_string()))
+    let mut body = described(kind);
+    body["input_schema"] = kind.input_schema();
+    body["record_schema"] = registry.record_schema(kind);
+    Ok(json(body.to_string()))
 }
 
-/// `GET /v1/types/{type}/{version}`
+/// `GET /v1/types/{type}/{version}`: the JSON Schema of `data`, and examples of requests with what comes of them.
 pub(super) async fn version(call: Call) -> Result<Response<Body>, Problem> {
     checked(&call).await?;
-    let name = TypeName::parse(call.path("type")).ok_or_else(Problem::not_found)?;
-    let version = Version::parse(call.path("version")).ok_or_else(Problem::not_found)?;
-    let info = call
+    let kind = call
         .app
         .registry
-        .version(&name, version)
+        .event_type(call.path("type"))
         .ok_or_else(Problem::not_found)?;
-    let schema: Box<RawValue> = parsed(info.schema)?;
-    let examples = info
-        .examples
+    let found = Version::parse(call.path("version"))
+        .and_then(|version| kind.version(version))
+        .ok_or_else(Problem::not_found)?;
+    let examples = found
+        .examples()
         .iter()
         .map(|example| {
-            let request: Box<RawValue> = parsed(example.request)?;
-            Ok(json!({"name": example.name, "accepted": example.accepted, "request": request}))
+            // The registry has read the file when it was built.
+            let file: Value =
+                serde_json::from_str(&example.text).map_err(|_| Problem::internal())?;
+            Ok(json!({"name": example.name, "accepted": example.accepted, "example": file}))
         })
         .collect::<Result<Vec<Value>, Problem>>()?;
     let body = json!({
-        "type": name, "version": version, "schema": schema, "examples": examples,
+        "type": kind.name(), "version": found.version(), "schema": found.schema(),
+        "examples": examples,
     });
     Ok(json(body.to_string()))
 }
@@ -64,9 +69,4 @@ pub(super) async fn version(call: Call) -> Result<Response<Body>, Problem> {
 async fn checked(call: &Call) -> Result<(), Problem> {
     let client = call.client().await?;
     call.read(&client, async { Ok(()) }).await
-}
-
-/// What the registry holds was parsed when it was built.
-fn parsed(text: &str) -> Result<Box<RawValue>, Problem> {
-    serde_json::from_str(text).map_err(|_| Problem::internal())
 }

@@ -20,8 +20,8 @@ SELECT EXISTS (SELECT FROM revoked_tokens WHERE issuer = $1 AND token_id = $2)
     OR EXISTS (SELECT FROM revoked_tokens WHERE issuer = $1 AND subject = $3 AND issued_before > $4)";
 
 const EVENT_BY_ID: &str = "-- event_by_id
-SELECT e.record, u.subject
-FROM events e JOIN users u USING (user_no)
+SELECT e.record, (SELECT u.subject FROM users u WHERE u.user_no = e.user_no)
+FROM events e
 WHERE e.event_id = $1 AND e.recorded_at >= $2 AND e.recorded_at < $3";
 
 const USER_HEAD: &str = "-- user_head
