@@ -6,4 +6,7 @@
     reason = "clippy knows test functions, but not what they call"
 )]
 
+mod codec;
 mod dev;
+mod golden;
+mod tidy;
