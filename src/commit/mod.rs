@@ -5,6 +5,8 @@
 
 mod lane;
 pub mod record;
+#[cfg(test)]
+mod record_tests;
 
 use crate::domain::{Draft, Rejection, Stored};
 use crate::store::outbox::Waker;

@@ -64,6 +64,9 @@ impl<'a> FromSql<'a> for Numeric {
         let mut units: i128 = 0;
         for index in 0..=weight.max(-1) {
             let group = if index < count { word()? } else { 0 };
+            if !(0..10_000).contains(&group) {
+                return Err(Unfit("has a group that is no four digits").into());
+            }
             units = units
                 .checked_mul(10_000)
                 .and_then(|units| units.checked_add(i128::from(group)))
@@ -91,6 +94,15 @@ mod tests {
             let mut bytes = BytesMut::new();
             Numeric(amount).to_sql(&Type::NUMERIC, &mut bytes).unwrap();
             prop_assert_eq!(Numeric::from_sql(&Type::NUMERIC, &bytes).unwrap(), Numeric(amount));
+        }
+
+        /// Well-formed but for the groups themselves, so that the arithmetic is reached.
+        #[test]
+        fn no_groups_panic(groups in prop::collection::vec(any::<i16>(), 10), negative in any::<bool>()) {
+            let sign = if negative { 0x4000 } else { 0 };
+            let words = [10, 9, sign, 0].into_iter().chain(groups);
+            let bytes: Vec<u8> = words.flat_map(i16::to_be_bytes).collect();
+            let _ = Numeric::from_sql(&Type::NUMERIC, &bytes);
         }
 
         #[test]

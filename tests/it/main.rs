@@ -7,10 +7,13 @@
 )]
 
 mod app;
+mod codec;
 mod commit;
 mod dev;
+mod golden;
 mod http;
 mod ledger;
 mod process;
 mod proxy;
 mod store;
+mod tidy;
