@@ -114,7 +114,7 @@ impl Default for Config {
             shutdown_timeout_ms: 25_000,
             relay: RelayConfig::default(),
             log_format: LogFormat::Text,
-            log: "info".to_owned(),
+            log: "info,lapin=off".to_owned(),
         }
     }
 }

@@ -251,7 +251,7 @@ async fn develop(ready: dev::Ready) -> anyhow::Result<()> {
         database_url: urls.runtime.clone(),
         amqp_url: ready.amqp_url.clone().into(),
         keys_file: Some(keys.clone()),
-        log: "warn".to_owned(),
+        log: "warn,lapin=off".to_owned(),
         ..Config::default()
     };
     let _log = telemetry::log(&config).map_err(anyhow::Error::msg)?;

@@ -4,7 +4,7 @@ use super::json;
 use super::problem::Problem;
 use super::request::Call;
 use crate::domain::time;
-use crate::store::reads;
+use crate::store::outbox;
 use axum::body::Body;
 use axum::http::Response;
 use serde_json::{Value, json};
@@ -12,18 +12,17 @@ use serde_json::{Value, json};
 /// `GET /v1/outbox`: depth, age of the oldest row, events parked, and what is held for want of a queue, by type.
 pub(super) async fn get(call: Call) -> Result<Response<Body>, Problem> {
     let client = call.client().await?;
-    let reading =
-        async { tokio::try_join!(reads::outbox_state(&client), reads::outbox_held(&client)) };
-    let (state, held) = call.read(&client, reading).await?;
+    let reading = async { tokio::try_join!(outbox::depth(&client), outbox::held(&client)) };
+    let (depth, held) = call.read(&client, reading).await?;
     let held: Vec<Value> = held
         .into_iter()
         .map(|held| {
-            json!({"type": held.event_type, "count": held.count, "since": time::micros(held.since)})
+            json!({"type": held.routing_key, "count": held.events, "since": time::micros(held.since)})
         })
         .collect();
     let body = json!({
-        "depth": state.depth, "oldest_age_seconds": state.oldest_age_seconds,
-        "parked": state.parked, "held": held,
+        "depth": depth.waiting, "oldest_age_seconds": depth.oldest_seconds, "parked": depth.parked,
+        "held": held,
     });
     Ok(json(body.to_string()))
 }

@@ -12,8 +12,6 @@ use uuid::Uuid;
 pub const PAGE_MAX: u16 = 100;
 /// Most assets of one account that are answered.
 const ASSETS_MAX: i64 = 1_000;
-/// Most held types that are answered.
-const HELD_MAX: i64 = 100;
 
 const TOKEN_REVOKED: &str = "-- token_revoked
 SELECT EXISTS (SELECT FROM revoked_tokens WHERE issuer = $1 AND token_id = $2)
@@ -68,17 +66,6 @@ SELECT p.asset, sum(p.amount)::text
 FROM accounts a JOIN postings p USING (account_no)
 WHERE a.address = $1 GROUP BY p.asset ORDER BY p.asset LIMIT $2";
 
-const OUTBOX_STATE: &str = "-- outbox_state
-SELECT (SELECT count(*) FROM outbox),
-    (SELECT extract(epoch FROM clock_timestamp() - o.recorded_at)::float8 FROM outbox o ORDER BY o.position LIMIT 1),
-    (SELECT count(*) FROM outbox_parked)";
-
-const OUTBOX_HELD: &str = "-- outbox_held
-SELECT e.type, count(*), min(o.held_since)
-FROM outbox o JOIN events e ON e.position = o.position AND e.recorded_at = o.recorded_at
-WHERE o.held_since IS NOT NULL
-GROUP BY e.type ORDER BY e.type LIMIT $1";
-
 const REVOKE_TOKEN: &str = "-- revoke_token
 INSERT INTO revoked_tokens AS old (issuer, token_id, expires_at) VALUES ($1, $2, $3)
 ON CONFLICT (issuer, token_id) WHERE token_id IS NOT NULL DO UPDATE SET
@@ -116,8 +103,6 @@ pub const STATEMENTS: &[&str] = &[
     USER_STATE,
     FLOOR_BALANCES,
     SUMMED_BALANCES,
-    OUTBOX_STATE,
-    OUTBOX_HELD,
     REVOKE_TOKEN,
     REVOKE_SUBJECT,
     READINESS,
@@ -414,60 +399,6 @@ pub async fn floor_balances(client: &Client, address: &Address) -> Result<Vec<Ba
 /// The driver's.
 pub async fn summed_balances(client: &Client, address: &Address) -> Result<Vec<Balance>, Error> {
     balances(client, SUMMED_BALANCES, address).await
-}
-
-/// What waits to be published.
-#[derive(Clone, Debug)]
-pub struct OutboxState {
-    /// Rows.
-    pub depth: i64,
-    /// Age of the oldest, seconds.
-    pub oldest_age_seconds: Option<f64>,
-    /// Events parked.
-    pub parked: i64,
-}
-
-/// Events of one type that have no queue and hold their users back.
-#[derive(Clone, Debug)]
-pub struct Held {
-    /// The type, which is the routing key.
-    pub event_type: String,
-    /// How many.
-    pub count: i64,
-    /// Since when the first.
-    pub since: Timestamp,
-}
-
-/// The outbox in numbers.
-///
-/// # Errors
-/// The driver's.
-pub async fn outbox_state(client: &Client) -> Result<OutboxState, Error> {
-    let statement = client.prepare_cached(OUTBOX_STATE).await?;
-    let row = client.query_one(&statement, &[]).await?;
-    Ok(OutboxState {
-        depth: row.try_get(0)?,
-        oldest_age_seconds: row.try_get(1)?,
-        parked: row.try_get(2)?,
-    })
-}
-
-/// What is held, by type.
-///
-/// # Errors
-/// The driver's.
-pub async fn outbox_held(client: &Client) -> Result<Vec<Held>, Error> {
-    let statement = client.prepare_cached(OUTBOX_HELD).await?;
-    let rows = client.query(&statement, &[&HELD_MAX]).await?;
-    rows.into_iter()
-        .map(|row| {
-            Ok(Held {
-                event_type: row.try_get(0)?,
-                count: row.try_get(1)?,
-                since: row.try_get(2)?,
-            })
-        })
-        .collect()
 }
 
 /// Revokes one token; it may be forgotten after `expires_at`, the later of two counts.
