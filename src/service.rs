@@ -15,6 +15,7 @@ use crate::store::migrate;
 use crate::store::outbox::Waker;
 use crate::store::session::{self, SessionError};
 use crate::telemetry::Metrics;
+use secrecy::ExposeSecret;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -155,20 +156,13 @@ impl Service {
         roles: Roles,
         listeners: Listeners,
     ) -> Result<Self, StartError> {
-        let needs = |missing: bool, name| {
-            if missing {
-                Err(StartError::Missing(name))
-            } else {
-                Ok(())
-            }
+        check(&config, roles)?;
+        let parts = Parts {
+            pool: session::pool(&config.database_url, &config.ledger, config.pool_size)?,
+            config: Arc::new(config),
+            metrics: Arc::new(Metrics::new()),
+            waker: Waker::default(),
         };
-        needs(secret_is_empty(&config.database_url), "DATABASE_URL")?;
-        needs(roles.relay && secret_is_empty(&config.amqp_url), "AMQP_URL")?;
-        needs(roles.api && config.keys_file.is_none(), "KEYS_FILE")?;
-        let metrics = Arc::new(Metrics::new());
-        let config = Arc::new(config);
-        let pool = session::pool(&config.database_url, &config.ledger, config.pool_size)?;
-        let waker = Waker::default();
         let (stop, stopped) = watch::channel(false);
         let (ops_stop, ops_stopped) = watch::channel(false);
         let api_addr = listeners
@@ -177,67 +171,13 @@ impl Service {
             .map(TcpListener::local_addr)
             .transpose()?;
         let ops_addr = listeners.ops.local_addr()?;
-        let limits = limits(&config);
-
         let api = match listeners.api {
-            Some(listener) => {
-                let keys = config
-                    .keys_file
-                    .as_deref()
-                    .ok_or(StartError::Missing("KEYS_FILE"))?;
-                let (lanes, drain) = Lanes::start(&lane_settings(&config, &metrics, &waker));
-                let app = App {
-                    registry: Arc::new(Registry::load(config.schema_dir.as_deref())?),
-                    verifier: Arc::new(Verifier::load(keys)?),
-                    config: config.clone(),
-                    lanes,
-                    pool: pool.clone(),
-                    metrics: metrics.clone(),
-                };
-                let until = shutdown::wait(stopped.clone());
-                let serving = http::serve(
-                    listener,
-                    http::router(app),
-                    until,
-                    limits,
-                    metrics.connections.clone(),
-                );
-                Some((tokio::spawn(serving), drain))
-            }
+            Some(listener) => Some(parts.api(listener, stopped.clone())?),
             None => None,
         };
-        let relay = roles.relay.then(|| {
-            Relay::start(RelaySettings {
-                database_url: config.database_url.clone(),
-                amqp_url: config.amqp_url.clone(),
-                ledger: config.ledger.clone(),
-                config: config.relay.clone(),
-                metrics: metrics.clone(),
-                waker,
-            })
-        });
-        let keeper = roles.keeper.then(|| {
-            let settings = keeper::Settings {
-                database_url: config.database_url.clone(),
-                ledger: config.ledger.clone(),
-                metrics: metrics.clone(),
-            };
-            tokio::spawn(keeper::run(settings, stopped.clone()))
-        });
-        let ops = http::ops_router(Ops {
-            pool,
-            metrics: metrics.clone(),
-            schema_version: migrate::version(),
-            stopping: stopped,
-        });
-        let unseen = prometheus_client::metrics::gauge::Gauge::default();
-        let ops = tokio::spawn(http::serve(
-            listeners.ops,
-            ops,
-            shutdown::wait(ops_stopped),
-            limits,
-            unseen,
-        ));
+        let relay = roles.relay.then(|| parts.relay());
+        let keeper = roles.keeper.then(|| parts.keeper(stopped.clone()));
+        let ops = parts.ops(listeners.ops, stopped, ops_stopped);
         Ok(Service {
             api_addr,
             ops_addr,
@@ -269,30 +209,114 @@ impl Service {
     }
 }
 
-fn secret_is_empty(secret: &secrecy::SecretString) -> bool {
-    secrecy::ExposeSecret::expose_secret(secret).is_empty()
-}
-
-fn limits(config: &Config) -> Limits {
-    Limits {
-        header_timeout: Duration::from_millis(config.header_timeout_ms),
-        connections_max: config.connections_max,
-        drain: Duration::from_millis(config.shutdown_timeout_ms)
-            .saturating_sub(AFTER_DRAIN)
-            .max(AFTER_DRAIN / 10),
+fn check(config: &Config, roles: Roles) -> Result<(), StartError> {
+    let empty = |secret: &secrecy::SecretString| secret.expose_secret().is_empty();
+    let needed = [
+        (empty(&config.database_url), "DATABASE_URL"),
+        (roles.relay && empty(&config.amqp_url), "AMQP_URL"),
+        (roles.api && config.keys_file.is_none(), "KEYS_FILE"),
+    ];
+    match needed.into_iter().find(|(missing, _)| *missing) {
+        Some((_, name)) => Err(StartError::Missing(name)),
+        None => Ok(()),
     }
 }
 
-fn lane_settings(config: &Config, metrics: &Arc<Metrics>, waker: &Waker) -> commit::Settings {
-    commit::Settings {
-        database_url: config.database_url.clone(),
-        ledger: config.ledger.clone(),
-        lanes: config.lanes,
-        queue: config.lane_queue,
-        queue_bytes: config.lane_queue_bytes,
-        batch_max: config.batch_max,
-        dedupe_days: config.dedupe_days,
-        committed: waker.clone(),
-        metrics: metrics.clone(),
+/// What the roles share.
+struct Parts {
+    config: Arc<Config>,
+    metrics: Arc<Metrics>,
+    pool: deadpool_postgres::Pool,
+    waker: Waker,
+}
+
+impl Parts {
+    fn api(
+        &self,
+        listener: TcpListener,
+        stopped: watch::Receiver<bool>,
+    ) -> Result<(JoinHandle<()>, Drain), StartError> {
+        let config = &self.config;
+        let keys = config
+            .keys_file
+            .as_deref()
+            .ok_or(StartError::Missing("KEYS_FILE"))?;
+        let registry = Arc::new(Registry::load(config.schema_dir.as_deref())?);
+        let verifier = Arc::new(Verifier::load(keys)?);
+        let (lanes, drain) = Lanes::start(&commit::Settings {
+            database_url: config.database_url.clone(),
+            ledger: config.ledger.clone(),
+            lanes: config.lanes,
+            queue: config.lane_queue,
+            queue_bytes: config.lane_queue_bytes,
+            batch_max: config.batch_max,
+            dedupe_days: config.dedupe_days,
+            committed: self.waker.clone(),
+            metrics: self.metrics.clone(),
+        });
+        let app = App {
+            config: config.clone(),
+            registry,
+            verifier,
+            lanes,
+            pool: self.pool.clone(),
+            metrics: self.metrics.clone(),
+        };
+        let open = self.metrics.connections.clone();
+        let until = shutdown::wait(stopped);
+        let serving = http::serve(listener, http::router(app), until, self.limits(), open);
+        Ok((tokio::spawn(serving), drain))
+    }
+
+    fn relay(&self) -> Relay {
+        Relay::start(RelaySettings {
+            database_url: self.config.database_url.clone(),
+            amqp_url: self.config.amqp_url.clone(),
+            ledger: self.config.ledger.clone(),
+            config: self.config.relay.clone(),
+            metrics: self.metrics.clone(),
+            waker: self.waker.clone(),
+        })
+    }
+
+    fn keeper(&self, stopped: watch::Receiver<bool>) -> JoinHandle<()> {
+        let settings = keeper::Settings {
+            database_url: self.config.database_url.clone(),
+            ledger: self.config.ledger.clone(),
+            metrics: self.metrics.clone(),
+        };
+        tokio::spawn(keeper::run(settings, stopped))
+    }
+
+    fn ops(
+        &self,
+        listener: TcpListener,
+        stopping: watch::Receiver<bool>,
+        stopped: watch::Receiver<bool>,
+    ) -> JoinHandle<()> {
+        let router = http::ops_router(Ops {
+            pool: self.pool.clone(),
+            metrics: self.metrics.clone(),
+            schema_version: migrate::version(),
+            stopping,
+        });
+        // Probes are no clients: their connections are not counted.
+        let unseen = prometheus_client::metrics::gauge::Gauge::default();
+        tokio::spawn(http::serve(
+            listener,
+            router,
+            shutdown::wait(stopped),
+            self.limits(),
+            unseen,
+        ))
+    }
+
+    fn limits(&self) -> Limits {
+        let stop = Duration::from_millis(self.config.shutdown_timeout_ms);
+        Limits {
+            header_timeout: Duration::from_millis(self.config.header_timeout_ms),
+            connections_max: self.config.connections_max,
+            drain: stop.saturating_sub(AFTER_DRAIN).max(AFTER_DRAIN / 10),
+        }
     }
 }

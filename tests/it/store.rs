@@ -139,6 +139,12 @@ async fn d10_history_is_only_added_to() {
             "{sql}: {error:?}"
         );
     }
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn d10_the_owner_meets_the_triggers_and_verify_sees_them_weakened() {
+    let ledger = Ledger::new().await;
     store_one(&ledger).await;
     let owner = owner(&ledger).await;
     let current: String = ledger
