@@ -710,7 +710,7 @@ fn m12_shares_that_do_not_sum_are_refused() {
 fn the_random_worlds_reach_every_outcome() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen: HashMap<String, u32> = HashMap::new();
-    for _ in 0..4_000 {
+    for _ in 0..2_000 {
         let worlds = (any_state(), any_draft()).new_tree(&mut runner).unwrap();
         let (state, draft) = proptest::strategy::ValueTree::current(&worlds);
         let outcome = match decide(&state, &draft, at(NOW_MICROS)) {
@@ -722,7 +722,7 @@ fn the_random_worlds_reach_every_outcome() {
         *seen.entry(outcome).or_default() += 1;
     }
     let of = |outcome: &str| seen.get(outcome).copied().unwrap_or_default();
-    assert!(of("many legs") > 100 && of("few legs") > 400, "{seen:?}");
+    assert!(of("many legs") > 50 && of("few legs") > 200, "{seen:?}");
     let codes = FAULTS.iter().map(|(_, code)| *code);
     for outcome in codes.chain(["replay", "type_error"]) {
         assert!(of(outcome) > 0, "never {outcome}: {seen:?}");
