@@ -426,8 +426,8 @@ proptest! {
         prop_assume!(!one.to.is_empty());
         let (source, target) = (source % one.from.len(), target % one.to.len());
         one.to[target].account = one.from[source].clone();
-        let mut state = State::default();
-        state.accounts = (0..ACCOUNTS.len()).map(|index| account(index).address).collect();
+        let accounts = (0..ACCOUNTS.len()).map(|index| account(index).address).collect();
+        let state = State { accounts, ..State::default() };
         let decision = decide(&state, &with_write_any(draft(vec![one])), at(NOW_MICROS));
         prop_assert!(matches!(decision, Decision::Refuse(Rejection::SameAccount(_))), "{decision:?}");
     }
