@@ -704,3 +704,27 @@ fn m12_shares_that_do_not_sum_are_refused() {
         assert_eq!(rejection.code(), "type_error");
     }
 }
+
+/// The properties above say nothing if the worlds never get that far.
+#[test]
+fn the_random_worlds_reach_every_outcome() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let mut seen: HashMap<String, u32> = HashMap::new();
+    for _ in 0..2_000 {
+        let worlds = (any_state(), any_draft()).new_tree(&mut runner).unwrap();
+        let (state, draft) = proptest::strategy::ValueTree::current(&worlds);
+        let outcome = match decide(&state, &draft, at(NOW_MICROS)) {
+            Decision::Accept(accepted) if accepted.postings.len() > 2 => "many legs".to_owned(),
+            Decision::Accept(_) => "few legs".to_owned(),
+            Decision::Replay(_) => "replay".to_owned(),
+            Decision::Refuse(rejection) => rejection.code().into_owned(),
+        };
+        *seen.entry(outcome).or_default() += 1;
+    }
+    let of = |outcome: &str| seen.get(outcome).copied().unwrap_or_default();
+    assert!(of("many legs") > 50 && of("few legs") > 200, "{seen:?}");
+    let codes = FAULTS.iter().map(|(_, code)| *code);
+    for outcome in codes.chain(["replay", "type_error"]) {
+        assert!(of(outcome) > 0, "never {outcome}: {seen:?}");
+    }
+}
