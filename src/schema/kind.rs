@@ -8,6 +8,7 @@ use super::effects::{Assets, Compiler, Effects, data_path, is_code};
 use super::expression::{Engine, Expression, Failure, Variables};
 use super::request::escaped;
 use crate::domain::{Asset, Scope, Subject, TypeName, Version};
+use jsonschema::error::ValidationErrorKind;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -65,17 +66,38 @@ impl SchemaVersion {
         self.validator.is_valid(data)
     }
 
-    /// What is wrong with the data, at most [`ERRORS_MAX`] errors; never repeats what was sent.
+    /// What is wrong with the data, at most [`ERRORS_MAX`] errors; never repeats the values that were sent.
     pub(super) fn errors(&self, data: &Value) -> Vec<FieldError> {
         self.validator
             .iter_errors(data)
+            .flat_map(|error| field_errors(&error))
             .take(ERRORS_MAX)
-            .map(|error| FieldError {
-                pointer: format!("/data{}", error.instance_path()),
-                detail: error.masked_with("the value").to_string(),
-            })
             .collect()
     }
+}
+
+/// One error for each member it is about: a missing or unknown member is pointed to, not the object around it.
+fn field_errors(error: &jsonschema::ValidationError<'_>) -> Vec<FieldError> {
+    let pointer = format!("/data{}", error.instance_path());
+    let of_member = |name: &str, detail: &str| FieldError {
+        pointer: format!("{pointer}/{}", escaped(name)),
+        detail: detail.to_owned(),
+    };
+    let (names, detail) = match error.kind() {
+        ValidationErrorKind::AdditionalProperties { unexpected } => {
+            (unexpected.clone(), "there is no such member")
+        }
+        ValidationErrorKind::Required { property } => (
+            property.as_str().map(str::to_owned).into_iter().collect(),
+            "the member is required",
+        ),
+        _ => (Vec::new(), ""),
+    };
+    if names.is_empty() {
+        let detail = error.masked_with("the value").to_string();
+        return vec![FieldError { pointer, detail }];
+    }
+    names.iter().map(|name| of_member(name, detail)).collect()
 }
 
 /// From one version to the next.
@@ -334,6 +356,9 @@ fn build_version(
     }
     if schema.get("type") != Some(&Value::from("object")) {
         return Err(wrong("`type` is not \"object\"".to_owned()));
+    }
+    if schema.get("additionalProperties") != Some(&Value::Bool(false)) {
+        return Err(wrong("`additionalProperties` is not false".to_owned()));
     }
     let validator = options
         .build(&schema)

@@ -54,7 +54,7 @@ fn the_binary_holds_every_file_of_schema() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 walk(root, &path, found);
-            } else {
+            } else if path.extension().is_none_or(|ending| ending != "md") {
                 let name = path.strip_prefix(root).unwrap().to_str().unwrap();
                 found.push(name.to_owned());
             }
@@ -864,10 +864,11 @@ fn an_expression_that_fails_on_a_valid_event_is_a_type_error() {
 #[case(&[("X/1.0.json", SALE)], "X/1.0.json", None)]
 #[case(&[("stray.txt", "")], "stray.txt", None)]
 #[case(&[("shop.sale/1.0.json", "{\n\"a\": 1,,}"), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", Some(2))]
-#[case(&[("shop.sale/1.0.json", r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","$ref":"https://example.com/x.json"}"#), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", None)]
-#[case(&[("shop.sale/1.0.json", r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","$ref":"file:///etc/passwd"}"#), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", None)]
-#[case(&[("shop.sale/1.0.json", r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","properties":{"a":{"pattern":"(a)\\1"}}}"#), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", None)]
-#[case(&[("shop.sale/1.0.json", r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","properties":{"a":{"format":"amonut"}}}"#), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", None)]
+#[case(&[("shop.sale/1.0.json", r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","additionalProperties":false,"$ref":"https://example.com/x.json"}"#), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", None)]
+#[case(&[("shop.sale/1.0.json", r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","additionalProperties":false,"$ref":"file:///etc/passwd"}"#), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", None)]
+#[case(&[("shop.sale/1.0.json", r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","additionalProperties":false,"properties":{"a":{"pattern":"(a)\\1"}}}"#), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", None)]
+#[case(&[("shop.sale/1.0.json", r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","additionalProperties":false,"properties":{"a":{"format":"amonut"}}}"#), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", None)]
+#[case(&[("shop.sale/1.0.json", r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object"}"#), ("shop.sale/type.toml", SALE_TYPE)], "shop.sale/1.0.json", None)]
 #[case(&[("shop.sale/1.0.json", SALE), ("shop.sale/type.toml", SALE_TYPE), ("shop.sale/examples/1.0.accepted.x.json", r#"{"request":{"type":"shop.sale","schema":"1.0","data":{}},"expect":{}}"#)], "shop.sale/examples/1.0.accepted.x.json", None)]
 #[case(&[("shop.sale/1.0.json", SALE), ("shop.sale/type.toml", SALE_TYPE), ("shop.sale/examples/9.0.accepted.x.json", "{}")], "shop.sale/type.toml", None)]
 fn a_broken_directory_is_an_error_with_its_place(
@@ -878,23 +879,4 @@ fn a_broken_directory_is_an_error_with_its_place(
     let error = Directory::new(files).load().unwrap_err();
     assert_eq!((error.file.as_str(), error.line), (file, line), "{error}");
     assert!(!error.reason.is_empty());
-}
-
-#[test]
-fn zz_timing() {
-    let t = std::time::Instant::now();
-    let r = Registry::load(None).unwrap();
-    eprintln!("load {:?}", t.elapsed());
-    let alice = principal("alice", &[Scope::Write]);
-    for body in [
-        transfer(&json!({"to": "bob", "asset": "EUR/2", "amount": "2500"})).to_string(),
-        json!({"type":"transfer","schema":"1.0","data":{"to":"bob","currency":"EUR","amount":2500}}).to_string(),
-        transfer(&json!({"asset": "EUR/2", "lines": (0..100).map(|i| json!({"to": format!("u{i}"), "amount": "3"})).collect::<Vec<_>>()})).to_string(),
-    ] {
-        let t = std::time::Instant::now();
-        for _ in 0..1000 {
-            let _ = send_as(&r, &alice, &body).unwrap();
-        }
-        eprintln!("draft {:?}", t.elapsed() / 1000);
-    }
 }
