@@ -10,8 +10,8 @@ use super::request::escaped;
 use crate::domain::{Asset, Scope, Subject, TypeName, Version};
 use jsonschema::error::ValidationErrorKind;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 /// Most errors that one answer lists.
 pub(super) const ERRORS_MAX: usize = 20;
@@ -276,28 +276,23 @@ impl Distinct {
         let Some(Value::Array(items)) = found else {
             return Ok(());
         };
-        let before = items.len();
-        // Compact JSON of the members as the key: exact, and a member that is absent differs from any that is there.
-        let key = |item: &Value, names: &[String]| {
-            let picked: Vec<Option<&Value>> = names.iter().map(|name| item.get(name)).collect();
-            serde_json::json!(
-                picked
-                    .iter()
-                    .map(|one| (one.is_some(), one))
-                    .collect::<Vec<_>>()
-            )
-            .to_string()
-        };
-        let mut first: BTreeMap<String, (String, usize)> = BTreeMap::new();
-        let mut kept = Vec::with_capacity(before);
-        for (index, item) in std::mem::take(items).into_iter().enumerate() {
-            let same = key(&item, &self.same);
-            match first.entry(key(&item, &self.by)) {
+        // A member that is absent differs from any that is there.
+        fn picked<'a>(item: &'a Value, names: &[String]) -> Vec<Option<&'a Value>> {
+            names.iter().map(|name| item.get(name)).collect()
+        }
+        let mut first = HashMap::with_capacity(items.len());
+        let mut kept = Vec::with_capacity(items.len());
+        for (index, item) in items.iter().enumerate() {
+            match first.entry(picked(item, &self.by)) {
                 Entry::Vacant(vacant) => {
-                    vacant.insert((same, index));
-                    kept.push(item);
+                    vacant.insert((index, item));
+                    kept.push(true);
                 }
-                Entry::Occupied(one) if one.get().0 == same => {}
+                Entry::Occupied(one)
+                    if picked(one.get().1, &self.same) == picked(item, &self.same) =>
+                {
+                    kept.push(false);
+                }
                 Entry::Occupied(one) => {
                     let (by, same) = (self.by.join(" and "), self.same.join(" and "));
                     let list = self.list.join("/");
@@ -305,14 +300,15 @@ impl Distinct {
                         self.code.clone(),
                         format!(
                             "/data/{list}/{} and /data/{list}/{index} are equal in {by} and differ in {same}",
-                            one.get().1
+                            one.get().0
                         ),
                     ));
                 }
             }
         }
-        let dropped = before - kept.len();
-        *items = kept;
+        let dropped = kept.iter().filter(|kept| !**kept).count();
+        let mut kept = kept.into_iter();
+        items.retain(|_| kept.next().unwrap_or(true));
         if dropped > 0
             && let Some(members) = data.as_object_mut()
         {

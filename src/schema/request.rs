@@ -4,6 +4,7 @@
 //! beyond 64 bits, unknown members.
 
 use super::FieldError;
+use super::kind::ERRORS_MAX;
 use crate::domain::{Subject, Version, time};
 use jiff::Timestamp;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -214,6 +215,7 @@ impl Envelope {
             pointer: format!("/{}", escaped(name)),
             detail: "there is no such member".to_owned(),
         }));
+        envelope.errors.truncate(ERRORS_MAX);
         Ok(envelope)
     }
 }
