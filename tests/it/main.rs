@@ -7,3 +7,5 @@
 )]
 
 mod dev;
+mod relay;
+mod relay_fixture;
