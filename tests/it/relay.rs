@@ -5,6 +5,8 @@ use daybook::relay::Relay;
 use daybook::store::outbox;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio_postgres::Client;
+use tokio_postgres::types::{ToSql, Type};
 
 const HELD: &str = "SELECT count(*) FROM outbox WHERE held_since IS NOT NULL";
 const WAITING: &str = "SELECT count(*) FROM outbox";
@@ -20,6 +22,55 @@ async fn every_statement_of_the_outbox_prepares() {
             .await
             .unwrap_or_else(|error| panic!("{name}: {error:?}"));
     }
+}
+
+#[tokio::test]
+async fn scans_and_look_ups_walk_their_indexes_on_tables_without_statistics() {
+    let f = Fixture::new().await;
+    let positions = f.append((0..500).map(|n| 1 + n % 100), "t").await;
+    f.client
+        .batch_execute(
+            "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off",
+        )
+        .await
+        .unwrap();
+    let sql = |name: &str| {
+        let found = outbox::STATEMENTS.iter().find(|(this, _)| *this == name);
+        format!("EXPLAIN {}", found.unwrap().1)
+    };
+    let shards: Vec<i16> = (0..16).collect();
+    let floors = vec![0_i64; 16];
+    let scan = [
+        (&shards as &(dyn ToSql + Sync), Type::INT2_ARRAY),
+        (&floors, Type::INT8_ARRAY),
+        (&positions, Type::INT8_ARRAY),
+        (&63_i64, Type::INT8),
+    ];
+    let plan = explain(&f.client, &sql("outbox_scan"), &scan).await;
+    assert!(
+        plan.contains("Index Scan using outbox_shard_position"),
+        "{plan}"
+    );
+    let now = jiff::Timestamp::now();
+    let times = vec![now; positions.len()];
+    let records = [
+        (&positions as &(dyn ToSql + Sync), Type::INT8_ARRAY),
+        (&times, Type::TIMESTAMPTZ_ARRAY),
+        (&now, Type::TIMESTAMPTZ),
+        (&now, Type::TIMESTAMPTZ),
+    ];
+    let plan = explain(&f.client, &sql("outbox_records"), &records).await;
+    assert!(
+        plan.contains("_position_recorded_at_idx") && plan.contains("users_pkey"),
+        "{plan}"
+    );
+}
+
+async fn explain(client: &Client, sql: &str, parameters: &[(&(dyn ToSql + Sync), Type)]) -> String {
+    let rows = client.query_typed(sql, parameters).await.unwrap();
+    rows.iter()
+        .map(|row| row.get::<_, String>(0) + "\n")
+        .collect()
 }
 
 #[tokio::test]
