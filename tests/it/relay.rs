@@ -1,7 +1,7 @@
 //! The relay under faults, against a real Postgres and a real RabbitMQ. Tests are named after the failures they keep away.
 
 use crate::relay_fixture::{Breakable, Fixture, append, metric};
-use daybook::relay::Relay;
+use daybook::relay::{Relay, Source, tail};
 use daybook::store::outbox;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -479,4 +479,84 @@ async fn leases_are_shared_fairly_and_given_up_at_the_stop() {
     assert_eq!(consumer.inversions(), 0);
     assert_eq!(consumer.all().len(), 320, "a stop repeats nothing");
     a.stop().await;
+}
+
+#[tokio::test]
+async fn lost_database_sessions_lose_and_reorder_nothing() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let relays = [f.relay(), f.relay()];
+    for round in 0..3 {
+        f.append((0..400).map(|n| 1 + (n + round) % 64), "t").await;
+        f.client
+            .execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND application_name = 'daybook relay'",
+                &[],
+            )
+            .await
+            .unwrap();
+    }
+    f.until(30, WAITING, 0).await;
+    consumer.until(5, 1_200).await;
+    assert_eq!(consumer.inversions(), 0);
+    for relay in relays {
+        relay.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_tail_shows_what_is_there_and_leaves_it_there() {
+    let f = Fixture::new().await;
+    let queue = f.queue("#").await;
+    f.append([1, 2, 1], "t").await;
+    let relay = f.relay();
+    f.until(10, WAITING, 0).await;
+    for acknowledge in [false, false, true] {
+        let source = Source::Queue {
+            name: queue.clone(),
+            acknowledge,
+        };
+        assert_eq!(shown(&f, source, 3).await.len(), 3, "{acknowledge}");
+    }
+    let source = Source::Queue {
+        name: queue,
+        acknowledge: false,
+    };
+    assert_eq!(shown(&f, source, 1).await.len(), 0, "taken out before");
+    let new = Source::New {
+        ledger: f.ledger.clone(),
+        pattern: "a.*".to_owned(),
+    };
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        f.append([3], "a.b").await;
+        f.append([4], "b").await;
+    };
+    let (new, ()) = tokio::join!(shown(&f, new, 2), late);
+    assert_eq!(new, ["a.b"]);
+    relay.stop().await;
+}
+
+/// Routing keys of the messages that a tail shows within two seconds, or until there are enough.
+async fn shown(f: &Fixture, source: Source, enough: usize) -> Vec<String> {
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let url = f.amqp_url.clone();
+    let task = tokio::spawn(async move {
+        tail(&url, source, |message| {
+            let _ = sender.send(message.routing_key);
+        })
+        .await
+    });
+    let mut keys = Vec::new();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(2);
+    while keys.len() < enough
+        && let Ok(Some(key)) = tokio::time::timeout_at(deadline, receiver.recv()).await
+    {
+        keys.push(key);
+    }
+    // The last acknowledgement is on its way.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    task.abort();
+    keys
 }
