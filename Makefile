@@ -1,5 +1,5 @@
 # Plain cargo does the work; these are the commands that people and CI type.
-.PHONY: run test check
+.PHONY: run test check smoke
 .DEFAULT_GOAL := run
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -38,3 +38,10 @@ check:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps
+
+# What the ledger costs beside plain SQL on the same server; wants `make run` in another terminal.
+smoke:
+	@$(NEED_CARGO)
+	@test -f .daybook/env || { echo "start the ledger first: make run" >&2; exit 1; }
+	cargo build --release -p daybook-loadtest
+	@set -a; . .daybook/env; set +a; exec $(TARGET)/release/daybook-loadtest smoke

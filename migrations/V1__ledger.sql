@@ -118,4 +118,4 @@ CREATE TABLE revoked_tokens (
         OR (token_id IS NULL AND subject IS NOT NULL AND issued_before IS NOT NULL))
 );
 CREATE UNIQUE INDEX revoked_tokens_token ON revoked_tokens (issuer, token_id) WHERE token_id IS NOT NULL;
-CREATE UNIQUE INDEX revoked_tokens_subject ON revoked_tokens (issuer, subject) WHERE subject IS NOT NULL;
+CREATE UNIQUE INDEX revoked_tokens_subject ON revoked_tokens (subject, issuer) WHERE subject IS NOT NULL;

@@ -114,7 +114,7 @@ impl Default for Config {
             shutdown_timeout_ms: 25_000,
             relay: RelayConfig::default(),
             log_format: LogFormat::Text,
-            log: "info".to_owned(),
+            log: "info,lapin=off".to_owned(),
         }
     }
 }
@@ -141,6 +141,8 @@ pub enum ConfigError {
 /// Settings whose value may come from a file named by `<NAME>_FILE`.
 const SECRETS: [&str; 3] = ["DATABASE_URL", "OWNER_DATABASE_URL", "AMQP_URL"];
 const PREFIX: &str = "DAYBOOK_";
+/// What `daybook dev` writes for clients: no settings of a server, and no mistake when a shell has exported them.
+const OF_CLIENTS: [&str; 5] = ["URL", "OPS_URL", "TOKEN", "ADMIN_TOKEN", "DEMO_QUEUE"];
 
 impl Config {
     /// Reads the file, if one is named, and the environment on top of it.
@@ -150,7 +152,10 @@ impl Config {
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let mut variables = config::Map::new();
         for (name, value) in std::env::vars() {
-            let Some(key) = name.strip_prefix(PREFIX) else {
+            let Some(key) = name
+                .strip_prefix(PREFIX)
+                .filter(|key| !OF_CLIENTS.contains(key))
+            else {
                 continue;
             };
             match key

@@ -1,8 +1,25 @@
 //! The commit: lanes that batch drafts into transactions.
+//!
+//! A request task hands its draft over and waits; the transaction belongs to the lane, so a request may be dropped at any
+//! point. Nothing here knows of HTTP or RabbitMQ.
+
+mod lane;
+pub mod record;
+#[cfg(test)]
+mod record_tests;
 
 use crate::domain::{Draft, Rejection, Stored};
+use crate::store::outbox::Waker;
+use crate::telemetry::{Kind, Metrics};
+use lane::{Job, Lane};
+use secrecy::SecretString;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
-use tokio::time::Instant;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
 
 /// An event as it is recorded: its bytes and their hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +37,7 @@ pub enum Unavailable {
     QueueFull,
     /// The deadline passed before the batch began.
     DeadlinePassed,
-    /// The database cannot be reached, or retries are used up.
+    /// The database cannot be reached, a lock was not to be had, or retries are used up.
     Database,
     /// The clocks of pod and database are more than 60 s apart.
     ClockSkew,
@@ -45,14 +62,186 @@ pub enum Outcome {
     Failed,
 }
 
+impl Outcome {
+    const fn kind(&self) -> &'static str {
+        match self {
+            Outcome::Created(_) => "created",
+            Outcome::Replayed(_) => "replayed",
+            Outcome::Rejected(_) => "rejected",
+            Outcome::Unavailable(_) => "unavailable",
+            Outcome::Unknown => "unknown",
+            Outcome::Failed => "failed",
+        }
+    }
+}
+
+/// How long a request waits past its deadline once its batch has begun: the batch's own time-outs end it before.
+const BEGUN_GRACE: Duration = Duration::from_secs(20);
+
+/// What the lanes of a pod need.
+#[derive(Clone)]
+pub struct Settings {
+    /// Postgres, as the runtime role.
+    pub database_url: SecretString,
+    /// Name of the ledger.
+    pub ledger: String,
+    /// Number of lanes.
+    pub lanes: usize,
+    /// Commands that one lane queues at most.
+    pub queue: usize,
+    /// Bytes that one lane queues at most.
+    pub queue_bytes: usize,
+    /// Commands of one transaction at most.
+    pub batch_max: usize,
+    /// How long a key is remembered.
+    pub dedupe_days: u16,
+    /// Told after each commit, so that the relay looks at once.
+    pub committed: Waker,
+    /// Where the lanes count.
+    pub metrics: Arc<Metrics>,
+}
+
 /// The lanes of one pod. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Lanes {}
+#[derive(Clone)]
+pub struct Lanes {
+    doors: Arc<[Door]>,
+    metrics: Arc<Metrics>,
+}
+
+impl std::fmt::Debug for Lanes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} lanes", self.doors.len())
+    }
+}
+
+/// The way into one lane.
+struct Door {
+    queue: mpsc::Sender<Job>,
+    /// Bytes that still fit.
+    room: Arc<Semaphore>,
+}
+
+/// Ends the lanes: no new commands, those that are queued are answered.
+#[derive(Debug)]
+pub struct Drain {
+    stop: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+impl Drain {
+    /// Waits until every queued command is answered.
+    pub async fn finish(mut self) {
+        let _ = self.stop.send(true);
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
 
 impl Lanes {
+    /// Starts the lanes; each opens its session when it first needs one.
+    #[must_use]
+    pub fn start(settings: &Settings) -> (Self, Drain) {
+        let (stop, stopped) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        let mut doors = Vec::with_capacity(settings.lanes);
+        for _ in 0..settings.lanes {
+            let (queue, jobs) = mpsc::channel(settings.queue);
+            doors.push(Door {
+                queue,
+                room: Arc::new(Semaphore::new(settings.queue_bytes)),
+            });
+            tasks.spawn(Lane::new(settings.clone()).run(jobs, stopped.clone()));
+        }
+        (
+            Lanes {
+                doors: doors.into(),
+                metrics: settings.metrics.clone(),
+            },
+            Drain { stop, tasks },
+        )
+    }
+
     /// Hands a draft to its lane and waits for the outcome; never owns a transaction, so it may be dropped at any point.
     pub async fn submit(&self, draft: Draft, deadline: Instant) -> Outcome {
-        let _ = (draft, deadline);
-        Outcome::Failed
+        let outcome = self.enqueue(draft, deadline).await;
+        self.metrics
+            .outcomes
+            .get_or_create(&Kind {
+                kind: outcome.kind(),
+            })
+            .inc();
+        outcome
+    }
+
+    async fn enqueue(&self, draft: Draft, deadline: Instant) -> Outcome {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(draft.subject.as_str());
+        let index = usize::try_from(hash % (self.doors.len() as u64)).unwrap_or_default();
+        let Some(door) = self.doors.get(index) else {
+            return Outcome::Unavailable(Unavailable::Stopping);
+        };
+        let Ok(bytes) = u32::try_from(draft.input.get().len() + Job::OVERHEAD_BYTES) else {
+            return Outcome::Unavailable(Unavailable::QueueFull);
+        };
+        let Ok(room) = door.room.clone().try_acquire_many_owned(bytes) else {
+            return Outcome::Unavailable(Unavailable::QueueFull);
+        };
+        let phase = Arc::new(Phase::default());
+        let (reply, mut answer) = oneshot::channel();
+        match door
+            .queue
+            .try_send(Job::new(draft, deadline, phase.clone(), reply, room))
+        {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                return Outcome::Unavailable(Unavailable::QueueFull);
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => {
+                return Outcome::Unavailable(Unavailable::Stopping);
+            }
+        }
+        self.metrics.lane_queue.inc();
+        let answered = match timeout_at(deadline, &mut answer).await {
+            Ok(answered) => answered,
+            Err(_) if phase.give_up() => return Outcome::Unavailable(Unavailable::DeadlinePassed),
+            Err(_) => match timeout_at(deadline + BEGUN_GRACE, answer).await {
+                Ok(answered) => answered,
+                Err(_) => return Outcome::Unknown,
+            },
+        };
+        // A lane answers every job; a dropped reply means that its task died, perhaps during COMMIT.
+        answered.unwrap_or(Outcome::Unknown)
+    }
+}
+
+/// Whether a queued command may still be given up: decided once, by whoever is first.
+#[derive(Debug, Default)]
+pub(crate) struct Phase(AtomicU8);
+
+impl Phase {
+    const QUEUED: u8 = 0;
+    const BEGUN: u8 = 1;
+    const GIVEN_UP: u8 = 2;
+
+    /// The lane takes it; false when the request has given it up.
+    fn begin(&self) -> bool {
+        self.0
+            .compare_exchange(
+                Self::QUEUED,
+                Self::BEGUN,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .is_ok()
+    }
+
+    /// The request gives it up; false when the lane has begun.
+    fn give_up(&self) -> bool {
+        self.0
+            .compare_exchange(
+                Self::QUEUED,
+                Self::GIVEN_UP,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .is_ok()
     }
 }

@@ -52,6 +52,28 @@ impl Session {
         }
     }
 
+    /// Reads `env` in `dir` back; None when no server runs there, or the file is not one of ours.
+    #[must_use]
+    pub fn read(dir: &Path) -> Option<Self> {
+        let text = fs::read_to_string(env_file(dir)).ok()?;
+        let value = |name: &str| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+            let inner = line.strip_prefix('\'')?.strip_suffix('\'')?;
+            Some(inner.replace(r"'\''", "'"))
+        };
+        Some(Self {
+            url: value("DAYBOOK_URL")?,
+            ops_url: value("DAYBOOK_OPS_URL")?,
+            token: value("DAYBOOK_TOKEN")?,
+            admin_token: value("DAYBOOK_ADMIN_TOKEN")?,
+            database_url: value("DATABASE_URL")?,
+            amqp_url: value("AMQP_URL")?,
+            demo_queue: value("DAYBOOK_DEMO_QUEUE")?,
+        })
+    }
+
     /// Shell assignments.
     #[must_use]
     pub fn shell(&self) -> String {
@@ -99,7 +121,7 @@ impl Session {
 
     fn curl(&self, token: &str, key: &str, body: &str) -> String {
         format!(
-            "curl -isS {} -H {} -H 'Content-Type: application/json' -H {} -d {}",
+            "curl -isS -w '\\n' {} -H {} -H 'Content-Type: application/json' -H {} -d {}",
             quoted(&format!("{}/v1/events", self.url)),
             quoted(&format!("Authorization: Bearer {token}")),
             quoted(&format!("Idempotency-Key: {key}")),
@@ -155,6 +177,7 @@ mod tests {
             String::from_utf8(output.stdout).unwrap(),
             format!("{}|demo queue", session().admin_token)
         );
+        assert_eq!(Session::read(&dir).unwrap().shell(), session().shell());
         Session::remove(&dir).unwrap();
         Session::remove(&dir).unwrap();
         assert!(fs::read_dir(&dir).unwrap().next().is_none());

@@ -175,9 +175,13 @@ fn accept(state: &State, draft: &Draft, now: Timestamp) -> Result<Accepted, Reje
         changed: HashMap::new(),
         postings: Vec::new(),
         taken: Vec::new(),
+        short: None,
     };
     for one in &draft.moves {
         book.post(one)?;
+    }
+    if let Some(short) = book.short {
+        return Err(short);
     }
     let mut balances: Vec<_> = book.changed.into_iter().collect();
     balances.sort_unstable();
@@ -298,6 +302,9 @@ struct Book<'a> {
     postings: Vec<Posting>,
     /// What each move so far took from each of its sources.
     taken: Vec<Vec<Amount>>,
+    /// The first move that its sources could not pay. Refused last: a rule or a range that would be broken even with
+    /// enough money is the better answer.
+    short: Option<Rejection>,
 }
 
 impl Book<'_> {
@@ -314,13 +321,15 @@ impl Book<'_> {
             taken.push(part);
         }
         if !left.is_zero() {
-            return Err(match one.from.last() {
-                Some(last) => Rejection::InsufficientFunds {
-                    account: last.address.clone(),
-                    asset: one.asset.clone(),
-                },
-                None => Rejection::type_error("a move has no source"),
+            let (Some(last), Some(part)) = (one.from.last(), taken.last_mut()) else {
+                return Err(Rejection::type_error("a move has no source"));
+            };
+            self.short.get_or_insert(Rejection::InsufficientFunds {
+                account: last.address.clone(),
+                asset: one.asset.clone(),
             });
+            // What follows is computed as if the last source could pay the rest.
+            *part = part.plus(left)?;
         }
         self.taken.push(taken);
         for (target, part) in one.to.iter().zip(self.portions(one, amount)?) {

@@ -7,6 +7,8 @@ pub mod decide;
 pub mod draft;
 pub mod money;
 pub mod principal;
+#[cfg(test)]
+pub(crate) mod properties;
 pub mod rejection;
 pub mod time;
 

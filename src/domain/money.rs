@@ -88,8 +88,11 @@ impl Amount {
     /// # Errors
     /// [`AmountError::Overflow`] beyond 38 digits.
     pub const fn plus(self, other: Self) -> Result<Self, AmountError> {
-        // Two values below 10^38 sum to less than 2^127, so the i128 itself cannot wrap.
-        Self::new(self.0 + other.0)
+        // Checked: the sum of two amounts can pass 2^127, which is about 1.7 * 10^38.
+        match self.0.checked_add(other.0) {
+            Some(units) => Self::new(units),
+            None => Err(AmountError::Overflow),
+        }
     }
 
     /// The difference.
@@ -97,7 +100,7 @@ impl Amount {
     /// # Errors
     /// [`AmountError::Overflow`] beyond 38 digits.
     pub const fn minus(self, other: Self) -> Result<Self, AmountError> {
-        Self::new(self.0 - other.0)
+        self.plus(other.negated())
     }
 
     /// `floor(self * points / 10000)`, exact: quotient and remainder are scaled apart, so nothing can wrap.
@@ -227,6 +230,9 @@ mod tests {
         let one = Amount::new(1).unwrap();
         assert_eq!(Amount::MAX.plus(one), Err(AmountError::Overflow));
         assert_eq!(Amount::MIN.minus(one), Err(AmountError::Overflow));
+        assert_eq!(Amount::MAX.plus(Amount::MAX), Err(AmountError::Overflow));
+        assert_eq!(Amount::MIN.plus(Amount::MIN), Err(AmountError::Overflow));
+        assert_eq!(Amount::MIN.minus(Amount::MAX), Err(AmountError::Overflow));
         assert_eq!(Amount::MAX.basis_points(10_000), Ok(Amount::MAX));
         assert_eq!(Amount::MAX.basis_points(10_001), Err(AmountError::Overflow));
     }

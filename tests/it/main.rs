@@ -6,6 +6,16 @@
     reason = "clippy knows test functions, but not what they call"
 )]
 
+mod app;
+mod codec;
+mod commit;
 mod dev;
+mod golden;
+mod http;
+mod ledger;
+mod process;
+mod proxy;
 mod relay;
 mod relay_fixture;
+mod store;
+mod tidy;

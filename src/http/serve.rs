@@ -1,0 +1,119 @@
+//! The accept loop: HTTP/1.1 with limits on heads, connections and the time to drain.
+//!
+//! Listener and stop signal come in as values, so a test binds port 0 and stops it by hand.
+
+use axum::Router;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use prometheus_client::metrics::gauge::Gauge;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// Most headers of a request.
+const HEADERS_MAX: usize = 64;
+/// Largest head of a request, and read buffer of a connection, in bytes.
+const HEAD_BYTES_MAX: usize = 32 * 1024;
+/// How long the loop waits after a failed accept: out of descriptors, it must not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The limits of one listener.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How long a client may take to send its request's head.
+    pub header_timeout: Duration,
+    /// Open connections at most; more wait in the kernel's queue.
+    pub connections_max: usize,
+    /// How long open requests may take to finish after the stop signal.
+    pub drain: Duration,
+}
+
+/// Serves until `stop` resolves, then closes the listener, lets open requests finish within `limits.drain`, and returns.
+/// What is still open then is cut off. `connections` counts open connections.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    stop: impl Future<Output = ()>,
+    limits: Limits,
+    connections: Gauge,
+) {
+    let mut stop = pin!(stop);
+    let permits = Arc::new(Semaphore::new(limits.connections_max));
+    let graceful = GracefulShutdown::new();
+    let mut tasks = JoinSet::new();
+    loop {
+        let accepting = async {
+            // The semaphore is never closed; the permit lives as long as its connection.
+            let permit = permits.clone().acquire_owned().await.ok();
+            (permit, listener.accept().await)
+        };
+        let (permit, accepted) = tokio::select! {
+            biased;
+            () = &mut stop => break,
+            accepted = accepting => accepted,
+        };
+        while tasks.try_join_next().is_some() {}
+        match accepted {
+            Ok((stream, _)) => {
+                let counted = Counted::new(connections.clone());
+                let serving = connection(stream, router.clone(), limits, graceful.watcher());
+                tasks.spawn(async move {
+                    let _held = (permit, counted);
+                    serving.await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    if tokio::time::timeout(limits.drain, graceful.shutdown())
+        .await
+        .is_err()
+    {
+        tracing::warn!("connections were cut off at the end of the drain time");
+    }
+    tasks.shutdown().await;
+}
+
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    limits: Limits,
+    watcher: hyper_util::server::graceful::Watcher,
+) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY");
+    }
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout)
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+/// One open connection in the gauge, however its task ends.
+struct Counted(Gauge);
+
+impl Counted {
+    fn new(gauge: Gauge) -> Self {
+        gauge.inc();
+        Counted(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

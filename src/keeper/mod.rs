@@ -1,0 +1,121 @@
+//! The keeper: housekeeping that one pod at a time does, elected by an advisory lock.
+//!
+//! Makes partitions ahead, moves the safe horizon, forgets old revocations. No answer of the API waits for it.
+
+pub mod verify;
+
+use crate::store::session::{self, Purpose};
+use crate::store::{horizon, keeper, partitions};
+use crate::telemetry::Metrics;
+use secrecy::SecretString;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::Client;
+
+/// How often the horizon moves while events come in.
+const TICK: Duration = Duration::from_millis(50);
+/// How often the slow duties are done.
+const DUTIES_EVERY: Duration = Duration::from_secs(60);
+/// How often a pod that is not the keeper asks again.
+const ELECTION_EVERY: Duration = Duration::from_secs(2);
+/// Pause after an error, doubled by jitter at most: a dead database is not hammered.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long one step may take.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the keeper needs.
+#[derive(Clone)]
+pub struct Settings {
+    /// Postgres, as the runtime role.
+    pub database_url: SecretString,
+    /// Name of the ledger.
+    pub ledger: String,
+    /// Where it counts.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Why a term as keeper ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error(transparent)]
+    Session(#[from] session::SessionError),
+    #[error("postgres: {0}")]
+    Postgres(#[from] tokio_postgres::Error),
+    #[error("a step took too long")]
+    Slow(#[from] tokio::time::error::Elapsed),
+}
+
+/// Serves until told to stop.
+pub async fn run(settings: Settings, mut stopped: watch::Receiver<bool>) {
+    loop {
+        let term = tokio::select! {
+            ended = term(&settings) => ended,
+            () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => return,
+        };
+        if let Err(error) = term {
+            tracing::warn!(%error, "the keeper pauses");
+        }
+        let pause = PAUSE.mul_f64(1.0 + rand::random::<f64>());
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => return,
+        }
+    }
+}
+
+async fn term(settings: &Settings) -> Result<(), Ended> {
+    let (client, _driver) =
+        session::connect(&settings.database_url, &settings.ledger, Purpose::Read).await?;
+    while !timeout(STEP_TIMEOUT, keeper::try_lock(&client, &settings.ledger)).await?? {
+        sleep(ELECTION_EVERY).await;
+    }
+    tracing::info!("this pod is the keeper");
+    let mut duties_at = Instant::now();
+    let mut settled = timeout(STEP_TIMEOUT, horizon::read(&client)).await??;
+    let mut settled_at = Instant::now();
+    loop {
+        if Instant::now() >= duties_at {
+            duties(&client).await?;
+            duties_at = Instant::now() + DUTIES_EVERY;
+        }
+        let reached = timeout(STEP_TIMEOUT, step(&client, settled)).await??;
+        if let Some(position) = reached {
+            settled = position;
+            settled_at = Instant::now();
+        }
+        settings
+            .metrics
+            .horizon_age_seconds
+            .set(settled_at.elapsed().as_secs_f64());
+        sleep(TICK).await;
+    }
+}
+
+/// One move of the horizon: None when an older transaction still runs.
+async fn step(client: &Client, settled: i64) -> Result<Option<i64>, tokio_postgres::Error> {
+    if horizon::drawn(client).await? <= settled {
+        return Ok(Some(settled));
+    }
+    let mark = horizon::mark(client).await?;
+    if !horizon::settled(client, mark).await? {
+        return Ok(None);
+    }
+    horizon::settle(client, mark.position).await?;
+    Ok(Some(mark.position))
+}
+
+async fn duties(client: &Client) -> Result<(), Ended> {
+    match timeout(STEP_TIMEOUT, partitions::ensure(client)).await? {
+        Ok(0) => {}
+        Ok(made) => tracing::info!(made, "made partitions"),
+        // Behind a long reader, say; there are months of time, and readiness watches the current one.
+        Err(error) => tracing::warn!(%error, "partitions could not be made; next try in a minute"),
+    }
+    let purged = timeout(STEP_TIMEOUT, keeper::purge_revocations(client)).await??;
+    if purged > 0 {
+        tracing::info!(purged, "forgot revocations of expired tokens");
+    }
+    Ok(())
+}

@@ -1,0 +1,896 @@
+//! The statements of one batch: lock, read, write. All of them run in one transaction of a lane's session.
+//!
+//! A statement that reads what a lock protects is a later statement than the lock: a lock wait does not refresh the
+//! snapshot of its own statement. Statements of a phase are pipelined, each bound when it runs, and polled in order.
+
+use super::numeric::Numeric;
+use crate::domain::decide::DedupeKey;
+use crate::domain::{
+    Account, Address, Amount, Asset, Draft, Guard, IdempotencyKey, State, Stored, Subject,
+    UserState,
+};
+use futures_util::future::{join, join3, join4, join5};
+use jiff::Timestamp;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use tokio_postgres::{Client, Error, Row, Statement};
+
+/// Lock the users that the batch needs, in the order of their numbers.
+const LOCK_USERS: &str = "-- lock_users
+SELECT user_no, subject, status, sequence, head_hash, last_at
+FROM users WHERE subject = ANY($1::text[]) ORDER BY user_no FOR NO KEY UPDATE";
+
+/// Lock the guarded balances that it touches, likewise. The ORDER BY stands in the locking statement itself.
+const LOCK_BALANCES: &str = "-- lock_balances
+SELECT a.address, b.asset, b.amount
+FROM unnest($1::text[], $2::text[]) AS t(address, asset)
+JOIN accounts a ON a.address = t.address
+JOIN balances b ON b.account_no = a.account_no AND b.asset = t.asset
+ORDER BY b.account_no, b.asset FOR NO KEY UPDATE OF b";
+
+/// Lock the business keys that it takes, likewise.
+const LOCK_KEYS: &str = "-- lock_keys
+SELECT k.namespace, k.key, k.position, k.until_at
+FROM unnest($1::text[], $2::text[]) AS t(namespace, key)
+JOIN business_keys k ON k.namespace = t.namespace AND k.key = t.key
+ORDER BY k.namespace, k.key FOR NO KEY UPDATE OF k";
+
+const READ_ACCOUNTS: &str = "-- read_accounts
+SELECT account_no, address FROM accounts WHERE address = ANY($1::text[])";
+
+/// The upper bound of `recorded_at` spares the look into the partitions made ahead.
+const READ_DUPLICATES: &str = "-- read_duplicates
+SELECT t.subject, t.writer, t.key, e.event_id, e.fingerprint, e.record
+FROM unnest($1::text[], $2::text[], $3::text[]) AS t(subject, writer, key)
+JOIN users u ON u.subject = t.subject
+JOIN events e ON e.user_no = u.user_no AND e.idempotency_key = t.key AND e.writer = t.writer
+WHERE e.recorded_at > $4 AND e.recorded_at < $5";
+
+const READ_REVOKED: &str = "-- read_revoked
+SELECT t.issuer, t.token_id
+FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS t(issuer, token_id, subject, issued_at)
+WHERE EXISTS (SELECT FROM revoked_tokens r WHERE r.issuer = t.issuer AND r.token_id = t.token_id)
+   OR EXISTS (SELECT FROM revoked_tokens r WHERE r.issuer = t.issuer AND r.subject = t.subject AND r.issued_before > t.issued_at)";
+
+/// The transaction takes its id here, before it draws a position: the safe horizon rests on that order.
+const READ_CLOCK: &str = "-- read_clock
+SELECT clock_timestamp(), pg_current_xact_id()::text";
+
+const DRAW_POSITIONS: &str = "-- draw_positions
+SELECT nextval('events_position_seq') FROM generate_series(1, $1::int)";
+
+const INSERT_USERS: &str = "-- insert_users
+INSERT INTO users (subject, sequence, head_hash, last_at)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[], $4::timestamptz[]) AS t(subject, sequence, head_hash, last_at)
+ORDER BY subject RETURNING user_no, subject";
+
+const INSERT_ACCOUNTS: &str = "-- insert_accounts
+INSERT INTO accounts (address, owner, guard, floor)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::numeric[]) AS t(address, owner, guard, floor)
+ORDER BY address RETURNING account_no, address";
+
+const INSERT_BALANCES: &str = "-- insert_balances
+INSERT INTO balances (account_no, asset, amount)
+SELECT * FROM unnest($1::bigint[], $2::text[], $3::numeric[]) AS t(account_no, asset, amount)
+ORDER BY account_no, asset";
+
+const INSERT_EVENTS: &str = "-- insert_events
+INSERT INTO events (position, user_no, sequence, event_id, type, writer, idempotency_key, fingerprint, record,
+                    recorded_at, effective_at)
+SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::uuid[], $5::text[], $6::text[], $7::text[],
+                     $8::bytea[], $9::text[], $10::timestamptz[], $11::timestamptz[])";
+
+const INSERT_POSTINGS: &str = "-- insert_postings
+INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at, effective_at)
+SELECT * FROM unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::text[], $5::numeric[], $6::timestamptz[],
+                     $7::timestamptz[])";
+
+const INSERT_OUTBOX: &str = "-- insert_outbox
+INSERT INTO outbox (position, shard, user_no, recorded_at, traceparent)
+SELECT position, (user_no % 16)::smallint, user_no, recorded_at, traceparent
+FROM unnest($1::bigint[], $2::bigint[], $3::timestamptz[], $4::text[]) AS t(position, user_no, recorded_at, traceparent)";
+
+const UPDATE_USERS: &str = "-- update_users
+UPDATE users u SET sequence = t.sequence, head_hash = t.head_hash, last_at = t.last_at
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bytea[], $5::timestamptz[])
+     AS t(user_no, sequence_before, sequence, head_hash, last_at)
+WHERE u.user_no = t.user_no AND u.sequence = t.sequence_before";
+
+const UPDATE_BALANCES: &str = "-- update_balances
+UPDATE balances b SET amount = t.amount
+FROM unnest($1::bigint[], $2::text[], $3::numeric[], $4::numeric[]) AS t(account_no, asset, amount_before, amount)
+WHERE b.account_no = t.account_no AND b.asset = t.asset AND b.amount = t.amount_before";
+
+const INSERT_KEYS: &str = "-- insert_keys
+INSERT INTO business_keys (namespace, key, position, until_at)
+SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[]) AS t(namespace, key, position, until_at)
+ORDER BY namespace, key";
+
+const UPDATE_KEYS: &str = "-- update_keys
+UPDATE business_keys k SET position = t.position, until_at = t.until_at
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::timestamptz[])
+     AS t(namespace, key, position_before, position, until_at)
+WHERE k.namespace = t.namespace AND k.key = t.key AND k.position = t.position_before";
+
+/// Every statement of this file, for the test that prepares them all.
+pub const STATEMENTS: &[&str] = &[
+    LOCK_USERS,
+    LOCK_BALANCES,
+    LOCK_KEYS,
+    READ_ACCOUNTS,
+    READ_DUPLICATES,
+    READ_REVOKED,
+    READ_CLOCK,
+    DRAW_POSITIONS,
+    INSERT_USERS,
+    INSERT_ACCOUNTS,
+    INSERT_BALANCES,
+    INSERT_EVENTS,
+    INSERT_POSTINGS,
+    INSERT_OUTBOX,
+    UPDATE_USERS,
+    UPDATE_BALANCES,
+    INSERT_KEYS,
+    UPDATE_KEYS,
+];
+
+/// The statements, prepared on one session.
+pub struct Statements {
+    lock_users: Statement,
+    lock_balances: Statement,
+    lock_keys: Statement,
+    read_accounts: Statement,
+    read_duplicates: Statement,
+    read_revoked: Statement,
+    read_clock: Statement,
+    draw_positions: Statement,
+    insert_users: Statement,
+    insert_accounts: Statement,
+    insert_balances: Statement,
+    insert_events: Statement,
+    insert_postings: Statement,
+    insert_outbox: Statement,
+    update_users: Statement,
+    update_balances: Statement,
+    insert_keys: Statement,
+    update_keys: Statement,
+}
+
+impl Statements {
+    /// Prepares them all.
+    ///
+    /// # Errors
+    /// What Postgres says.
+    pub async fn prepare(client: &Client) -> Result<Self, Error> {
+        Ok(Statements {
+            lock_users: client.prepare(LOCK_USERS).await?,
+            lock_balances: client.prepare(LOCK_BALANCES).await?,
+            lock_keys: client.prepare(LOCK_KEYS).await?,
+            read_accounts: client.prepare(READ_ACCOUNTS).await?,
+            read_duplicates: client.prepare(READ_DUPLICATES).await?,
+            read_revoked: client.prepare(READ_REVOKED).await?,
+            read_clock: client.prepare(READ_CLOCK).await?,
+            draw_positions: client.prepare(DRAW_POSITIONS).await?,
+            insert_users: client.prepare(INSERT_USERS).await?,
+            insert_accounts: client.prepare(INSERT_ACCOUNTS).await?,
+            insert_balances: client.prepare(INSERT_BALANCES).await?,
+            insert_events: client.prepare(INSERT_EVENTS).await?,
+            insert_postings: client.prepare(INSERT_POSTINGS).await?,
+            insert_outbox: client.prepare(INSERT_OUTBOX).await?,
+            update_users: client.prepare(UPDATE_USERS).await?,
+            update_balances: client.prepare(UPDATE_BALANCES).await?,
+            insert_keys: client.prepare(INSERT_KEYS).await?,
+            update_keys: client.prepare(UPDATE_KEYS).await?,
+        })
+    }
+}
+
+/// Why a phase failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BatchError {
+    /// What Postgres says; the first statement of the phase that failed.
+    #[error("postgres: {0}")]
+    Postgres(#[from] Error),
+    /// A compare-and-set met another value than was read under the lock.
+    #[error("{0} changed under the lock")]
+    Changed(&'static str),
+    /// A stored value is outside its range.
+    #[error("a stored value is out of range: {0}")]
+    Corrupt(&'static str),
+}
+
+/// What a batch names: every list sorted and without repetition.
+#[derive(Default)]
+struct Wanted<'a> {
+    users: BTreeSet<&'a str>,
+    addresses: BTreeSet<&'a str>,
+    balances: BTreeSet<(&'a str, &'a str)>,
+    keys: BTreeSet<(&'a str, &'a str)>,
+    duplicates: BTreeSet<(&'a str, &'a str, &'a str)>,
+    tokens: BTreeSet<(&'a str, &'a str, &'a str, i64)>,
+}
+
+impl<'a> Wanted<'a> {
+    fn by(drafts: &[&'a Draft]) -> Self {
+        let mut wanted = Wanted::default();
+        for draft in drafts {
+            wanted
+                .users
+                .extend(draft.locked_users().map(Subject::as_str));
+            for (account, asset) in draft.touched() {
+                wanted.addresses.insert(account.address.as_str());
+                if let Guard::Floor(_) = account.guard {
+                    wanted
+                        .balances
+                        .insert((account.address.as_str(), asset.as_str()));
+                }
+            }
+            for unique in &draft.unique {
+                wanted.keys.insert((&unique.namespace, &unique.key));
+            }
+            let by = &draft.principal;
+            wanted.duplicates.insert((
+                draft.subject.as_str(),
+                by.subject.as_str(),
+                draft.key.as_str(),
+            ));
+            wanted
+                .tokens
+                .insert((&by.issuer, &by.token_id, by.subject.as_str(), by.issued_at));
+        }
+        wanted
+    }
+}
+
+/// What a batch read under its locks.
+pub struct Locked {
+    /// What `decide` sees.
+    pub state: State,
+    /// The database's clock.
+    pub now: Timestamp,
+    /// One position for each draft, rising.
+    positions: Vec<i64>,
+    user_nos: HashMap<Subject, i64>,
+    account_nos: HashMap<Address, i64>,
+    key_positions: HashMap<(String, String), i64>,
+    users_before: HashMap<Subject, UserState>,
+    balances_before: HashMap<(Address, Asset), Amount>,
+}
+
+/// Begins the transaction, takes the locks, then reads what they protect: one round trip. `patience` shortens the wait for a
+/// lock, in milliseconds.
+///
+/// # Errors
+/// [`BatchError`]; the transaction is then to be rolled back.
+pub async fn lock(
+    client: &Client,
+    statements: &Statements,
+    drafts: &[&Draft],
+    remembered_since: Timestamp,
+    patience: Option<u16>,
+) -> Result<Locked, BatchError> {
+    let wanted = Wanted::by(drafts);
+    let begin = match patience {
+        Some(patience) => format!("BEGIN; SET LOCAL lock_timeout = {patience}"),
+        None => "BEGIN".to_owned(),
+    };
+    let users: Vec<&str> = wanted.users.into_iter().collect();
+    let addresses: Vec<&str> = wanted.addresses.into_iter().collect();
+    let (places, assets): (Vec<&str>, Vec<&str>) = wanted.balances.into_iter().unzip();
+    let (namespaces, keys): (Vec<&str>, Vec<&str>) = wanted.keys.into_iter().unzip();
+    let subjects: Vec<&str> = wanted.duplicates.iter().map(|d| d.0).collect();
+    let writers: Vec<&str> = wanted.duplicates.iter().map(|d| d.1).collect();
+    let names: Vec<&str> = wanted.duplicates.iter().map(|d| d.2).collect();
+    let issuers: Vec<&str> = wanted.tokens.iter().map(|t| t.0).collect();
+    let tokens: Vec<&str> = wanted.tokens.iter().map(|t| t.1).collect();
+    let holders: Vec<&str> = wanted.tokens.iter().map(|t| t.2).collect();
+    let issued: Vec<Timestamp> = wanted.tokens.iter().map(|t| second(t.3)).collect();
+    let until = remembered_since.max(Timestamp::now()) + jiff::SignedDuration::from_hours(24);
+    let count = i32::try_from(drafts.len()).map_err(|_| BatchError::Corrupt("batch size"))?;
+
+    let keys_or_none = async {
+        if keys.is_empty() {
+            Ok(Vec::new())
+        } else {
+            client
+                .query(&statements.lock_keys, &[&namespaces, &keys])
+                .await
+        }
+    };
+    let ((begun, users, balances, keys, accounts), (duplicates, revoked, clock, positions)) = join(
+        join5(
+            client.batch_execute(&begin),
+            client.query(&statements.lock_users, &[&users]),
+            client.query(&statements.lock_balances, &[&places, &assets]),
+            keys_or_none,
+            client.query(&statements.read_accounts, &[&addresses]),
+        ),
+        join4(
+            client.query(
+                &statements.read_duplicates,
+                &[&subjects, &writers, &names, &remembered_since, &until],
+            ),
+            client.query(
+                &statements.read_revoked,
+                &[&issuers, &tokens, &holders, &issued],
+            ),
+            client.query_one(&statements.read_clock, &[]),
+            client.query(&statements.draw_positions, &[&count]),
+        ),
+    )
+    .await;
+    begun?;
+    let mut locked = Locked::new(users?, balances?, keys?, accounts?)?;
+    locked.read(duplicates?, revoked?)?;
+    locked.now = clock?.try_get(0)?;
+    locked.positions = positions?
+        .iter()
+        .map(|row| row.try_get(0))
+        .collect::<Result<_, _>>()?;
+    Ok(locked)
+}
+
+fn second(at: i64) -> Timestamp {
+    // Verified tokens carry times within the range of a Timestamp; the end of time counts as revoked by any revocation.
+    Timestamp::from_second(at).unwrap_or(Timestamp::MIN)
+}
+
+impl Locked {
+    fn new(
+        users: Vec<Row>,
+        balances: Vec<Row>,
+        keys: Vec<Row>,
+        accounts: Vec<Row>,
+    ) -> Result<Self, BatchError> {
+        let mut locked = Locked {
+            state: State::default(),
+            now: Timestamp::UNIX_EPOCH,
+            positions: Vec::new(),
+            user_nos: HashMap::with_capacity(users.len()),
+            account_nos: HashMap::with_capacity(accounts.len()),
+            key_positions: HashMap::new(),
+            users_before: HashMap::new(),
+            balances_before: HashMap::new(),
+        };
+        for row in users {
+            let subject = subject(&row, 1)?;
+            let status: &str = row.try_get(2)?;
+            let sequence: i64 = row.try_get(3)?;
+            locked.user_nos.insert(subject.clone(), row.try_get(0)?);
+            let user = UserState {
+                frozen: status != "active",
+                sequence: u64::try_from(sequence).map_err(|_| BatchError::Corrupt("sequence"))?,
+                head: hash(&row, 4)?,
+                last_at: row.try_get(5)?,
+            };
+            locked.state.users.insert(subject, user);
+        }
+        for row in balances {
+            let place = (address(&row, 0)?, Asset::from_canonical(row.try_get(1)?));
+            locked
+                .state
+                .balances
+                .insert(place, row.try_get::<_, Numeric>(2)?.0);
+        }
+        for row in keys {
+            let name: (String, String) = (row.try_get(0)?, row.try_get(1)?);
+            locked.key_positions.insert(name.clone(), row.try_get(2)?);
+            locked.state.unique.insert(name, row.try_get(3)?);
+        }
+        for row in accounts {
+            let address = address(&row, 1)?;
+            locked.account_nos.insert(address.clone(), row.try_get(0)?);
+            locked.state.accounts.insert(address);
+        }
+        locked.users_before.clone_from(&locked.state.users);
+        locked.balances_before.clone_from(&locked.state.balances);
+        Ok(locked)
+    }
+
+    fn read(&mut self, duplicates: Vec<Row>, revoked: Vec<Row>) -> Result<(), BatchError> {
+        for row in duplicates {
+            let key = DedupeKey {
+                subject: subject(&row, 0)?,
+                writer: subject(&row, 1)?,
+                key: IdempotencyKey::parse(row.try_get(2)?)
+                    .ok_or(BatchError::Corrupt("idempotency key"))?,
+            };
+            let stored = Stored {
+                event_id: row.try_get(3)?,
+                fingerprint: hash(&row, 4)?,
+                record: Arc::from(row.try_get::<_, &str>(5)?),
+            };
+            self.state.stored.insert(key, stored);
+        }
+        for row in revoked {
+            let token = (
+                Arc::from(row.try_get::<_, &str>(0)?),
+                Arc::from(row.try_get::<_, &str>(1)?),
+            );
+            self.state.revoked.insert(token);
+        }
+        Ok(())
+    }
+}
+
+fn subject(row: &Row, column: usize) -> Result<Subject, BatchError> {
+    Subject::parse(row.try_get(column)?).ok_or(BatchError::Corrupt("subject"))
+}
+
+fn address(row: &Row, column: usize) -> Result<Address, BatchError> {
+    Address::parse(row.try_get(column)?).ok_or(BatchError::Corrupt("address"))
+}
+
+fn hash(row: &Row, column: usize) -> Result<[u8; 32], BatchError> {
+    let bytes: &[u8] = row.try_get(column)?;
+    bytes.try_into().map_err(|_| BatchError::Corrupt("hash"))
+}
+
+/// An accepted event with its record, ready to be written.
+pub struct NewEvent<'a> {
+    /// What was asked.
+    pub draft: &'a Draft,
+    /// What was decided.
+    pub accepted: crate::domain::Accepted,
+    /// Its id.
+    pub event_id: uuid::Uuid,
+    /// Its record.
+    pub record: Arc<str>,
+}
+
+/// Writes what a batch accepted. `locked.state` is the state after it.
+///
+/// # Errors
+/// [`BatchError`]; the transaction is then to be rolled back.
+pub async fn write(
+    client: &Client,
+    statements: &Statements,
+    locked: &mut Locked,
+    events: &[NewEvent<'_>],
+) -> Result<(), BatchError> {
+    open(client, statements, locked, events).await?;
+    let rows = EventRows::of(locked, events)?;
+    let postings = PostingRows::of(locked, events)?;
+    let heads = HeadRows::of(locked)?;
+    let balances = BalanceRows::of(locked)?;
+    let (keys, retaken) = KeyRows::of(locked, events)?;
+    let (first, second) = join(
+        join3(
+            rows.insert(client, statements),
+            postings.insert(client, statements),
+            heads.update(client, statements),
+        ),
+        join4(
+            balances.insert(client, statements),
+            balances.update(client, statements),
+            keys.insert(client, statements),
+            retaken.update(client, statements),
+        ),
+    )
+    .await;
+    first.0?;
+    first.1?;
+    first.2?;
+    second.0?;
+    second.1?;
+    second.2?;
+    second.3
+}
+
+/// Ends the transaction and keeps it. Called only after every statement of it has succeeded: COMMIT of an aborted
+/// transaction reports success.
+///
+/// # Errors
+/// What Postgres says; when the session is lost, the outcome is not known.
+pub async fn commit(client: &Client) -> Result<(), Error> {
+    client.batch_execute("COMMIT").await
+}
+
+/// Ends the transaction and drops what it did.
+///
+/// # Errors
+/// What Postgres says.
+pub async fn roll_back(client: &Client) -> Result<(), Error> {
+    client.batch_execute("ROLLBACK").await
+}
+
+/// Opens the users and accounts that are new, sorted, by plain inserts: a unique violation means that another pod was first.
+/// A new user is written with his head as it is after the batch.
+async fn open(
+    client: &Client,
+    statements: &Statements,
+    locked: &mut Locked,
+    events: &[NewEvent<'_>],
+) -> Result<(), BatchError> {
+    let users: BTreeMap<&Subject, &UserState> = locked
+        .state
+        .users
+        .iter()
+        .filter(|(subject, _)| !locked.user_nos.contains_key(*subject))
+        .collect();
+    let mut accounts: BTreeMap<&Address, &Account> = BTreeMap::new();
+    for event in events {
+        for (account, _) in event.draft.touched() {
+            let used = || {
+                event
+                    .accepted
+                    .postings
+                    .iter()
+                    .any(|posting| posting.account == account.address)
+            };
+            if !locked.account_nos.contains_key(&account.address) && used() {
+                accounts.insert(&account.address, account);
+            }
+        }
+    }
+    if users.is_empty() && accounts.is_empty() {
+        return Ok(());
+    }
+    let subjects: Vec<&str> = users.keys().map(|subject| subject.as_str()).collect();
+    let sequences: Vec<i64> = users
+        .values()
+        .map(|user| signed(user.sequence))
+        .collect::<Result<_, _>>()?;
+    let heads: Vec<&[u8]> = users.values().map(|user| user.head.as_slice()).collect();
+    let times: Vec<Timestamp> = users.values().map(|user| user.last_at).collect();
+    let addresses: Vec<&str> = accounts.keys().map(|address| address.as_str()).collect();
+    let owners: Vec<Option<&str>> = accounts
+        .values()
+        .map(|a| a.owner.as_ref().map(Subject::as_str))
+        .collect();
+    let guards: Vec<&str> = accounts.values().map(|a| guard(a.guard).0).collect();
+    let floors: Vec<Option<Numeric>> = accounts.values().map(|a| guard(a.guard).1).collect();
+    let (users, accounts) = join(
+        client.query(
+            &statements.insert_users,
+            &[&subjects, &sequences, &heads, &times],
+        ),
+        client.query(
+            &statements.insert_accounts,
+            &[&addresses, &owners, &guards, &floors],
+        ),
+    )
+    .await;
+    for row in users? {
+        locked.user_nos.insert(subject(&row, 1)?, row.try_get(0)?);
+    }
+    for row in accounts? {
+        locked
+            .account_nos
+            .insert(address(&row, 1)?, row.try_get(0)?);
+    }
+    Ok(())
+}
+
+const fn guard(guard: Guard) -> (&'static str, Option<Numeric>) {
+    match guard {
+        Guard::Floor(floor) => ("floor", Some(Numeric(floor))),
+        Guard::None => ("none", None),
+    }
+}
+
+fn signed(sequence: u64) -> Result<i64, BatchError> {
+    i64::try_from(sequence).map_err(|_| BatchError::Corrupt("sequence"))
+}
+
+fn counted(written: u64, wanted: usize, what: &'static str) -> Result<(), BatchError> {
+    if usize::try_from(written) == Ok(wanted) {
+        Ok(())
+    } else {
+        Err(BatchError::Changed(what))
+    }
+}
+
+/// Rows of `events` and `outbox`, column by column.
+#[derive(Default)]
+struct EventRows<'a> {
+    positions: Vec<i64>,
+    users: Vec<i64>,
+    sequences: Vec<i64>,
+    ids: Vec<uuid::Uuid>,
+    types: Vec<&'a str>,
+    writers: Vec<&'a str>,
+    keys: Vec<&'a str>,
+    fingerprints: Vec<&'a [u8]>,
+    records: Vec<&'a str>,
+    recorded: Vec<Timestamp>,
+    effective: Vec<Timestamp>,
+    traces: Vec<Option<&'a str>>,
+}
+
+impl<'a> EventRows<'a> {
+    fn of(locked: &Locked, events: &'a [NewEvent<'a>]) -> Result<Self, BatchError> {
+        let mut rows = EventRows::default();
+        for (event, position) in events.iter().zip(&locked.positions) {
+            let user = locked
+                .user_nos
+                .get(&event.draft.subject)
+                .ok_or(BatchError::Corrupt("user"))?;
+            rows.positions.push(*position);
+            rows.users.push(*user);
+            rows.sequences.push(signed(event.accepted.sequence)?);
+            rows.ids.push(event.event_id);
+            rows.types.push(event.draft.event_type.as_str());
+            rows.writers.push(event.draft.principal.subject.as_str());
+            rows.keys.push(event.draft.key.as_str());
+            rows.fingerprints.push(&event.draft.fingerprint);
+            rows.records.push(&event.record);
+            rows.recorded.push(event.accepted.recorded_at);
+            rows.effective
+                .push(event.draft.time.unwrap_or(event.accepted.recorded_at));
+            rows.traces.push(event.draft.traceparent.as_deref());
+        }
+        Ok(rows)
+    }
+
+    async fn insert(&self, client: &Client, statements: &Statements) -> Result<(), BatchError> {
+        let (events, outbox) = join(
+            client.execute(
+                &statements.insert_events,
+                &[
+                    &self.positions,
+                    &self.users,
+                    &self.sequences,
+                    &self.ids,
+                    &self.types,
+                    &self.writers,
+                    &self.keys,
+                    &self.fingerprints,
+                    &self.records,
+                    &self.recorded,
+                    &self.effective,
+                ],
+            ),
+            client.execute(
+                &statements.insert_outbox,
+                &[&self.positions, &self.users, &self.recorded, &self.traces],
+            ),
+        )
+        .await;
+        counted(events?, self.positions.len(), "events")?;
+        counted(outbox?, self.positions.len(), "outbox")
+    }
+}
+
+/// Rows of `postings`, column by column.
+#[derive(Default)]
+struct PostingRows<'a> {
+    positions: Vec<i64>,
+    legs: Vec<i16>,
+    accounts: Vec<i64>,
+    assets: Vec<&'a str>,
+    amounts: Vec<Numeric>,
+    recorded: Vec<Timestamp>,
+    effective: Vec<Timestamp>,
+}
+
+impl<'a> PostingRows<'a> {
+    fn of(locked: &Locked, events: &'a [NewEvent<'a>]) -> Result<Self, BatchError> {
+        let mut rows = PostingRows::default();
+        for (event, position) in events.iter().zip(&locked.positions) {
+            for (leg, posting) in event.accepted.postings.iter().enumerate() {
+                let account = locked
+                    .account_nos
+                    .get(&posting.account)
+                    .ok_or(BatchError::Corrupt("account"))?;
+                rows.positions.push(*position);
+                rows.legs
+                    .push(i16::try_from(leg).map_err(|_| BatchError::Corrupt("leg"))?);
+                rows.accounts.push(*account);
+                rows.assets.push(posting.asset.as_str());
+                rows.amounts.push(Numeric(posting.amount));
+                rows.recorded.push(event.accepted.recorded_at);
+                rows.effective
+                    .push(event.draft.time.unwrap_or(event.accepted.recorded_at));
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn insert(&self, client: &Client, statements: &Statements) -> Result<(), BatchError> {
+        if self.positions.is_empty() {
+            return Ok(());
+        }
+        let written = client
+            .execute(
+                &statements.insert_postings,
+                &[
+                    &self.positions,
+                    &self.legs,
+                    &self.accounts,
+                    &self.assets,
+                    &self.amounts,
+                    &self.recorded,
+                    &self.effective,
+                ],
+            )
+            .await?;
+        counted(written, self.positions.len(), "postings")
+    }
+}
+
+/// New heads of the users that had a row before the batch.
+#[derive(Default)]
+struct HeadRows<'a> {
+    users: Vec<i64>,
+    before: Vec<i64>,
+    after: Vec<i64>,
+    heads: Vec<&'a [u8]>,
+    times: Vec<Timestamp>,
+}
+
+impl<'a> HeadRows<'a> {
+    fn of(locked: &'a Locked) -> Result<Self, BatchError> {
+        let mut rows = HeadRows::default();
+        for (subject, before) in &locked.users_before {
+            let (Some(after), Some(number)) = (
+                locked.state.users.get(subject),
+                locked.user_nos.get(subject),
+            ) else {
+                return Err(BatchError::Corrupt("user"));
+            };
+            if after.sequence != before.sequence {
+                rows.users.push(*number);
+                rows.before.push(signed(before.sequence)?);
+                rows.after.push(signed(after.sequence)?);
+                rows.heads.push(&after.head);
+                rows.times.push(after.last_at);
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn update(&self, client: &Client, statements: &Statements) -> Result<(), BatchError> {
+        if self.users.is_empty() {
+            return Ok(());
+        }
+        let written = client
+            .execute(
+                &statements.update_users,
+                &[
+                    &self.users,
+                    &self.before,
+                    &self.after,
+                    &self.heads,
+                    &self.times,
+                ],
+            )
+            .await?;
+        counted(written, self.users.len(), "a user's head")
+    }
+}
+
+/// Balances that the batch opens or changes.
+#[derive(Default)]
+struct BalanceRows<'a> {
+    new: (Vec<i64>, Vec<&'a str>, Vec<Numeric>),
+    accounts: Vec<i64>,
+    assets: Vec<&'a str>,
+    before: Vec<Numeric>,
+    after: Vec<Numeric>,
+}
+
+impl<'a> BalanceRows<'a> {
+    fn of(locked: &'a Locked) -> Result<Self, BatchError> {
+        let mut rows = BalanceRows::default();
+        for (place, after) in &locked.state.balances {
+            let before = locked.balances_before.get(place);
+            if before == Some(after) {
+                continue;
+            }
+            let account = *locked
+                .account_nos
+                .get(&place.0)
+                .ok_or(BatchError::Corrupt("account"))?;
+            match before {
+                Some(before) => {
+                    rows.accounts.push(account);
+                    rows.assets.push(place.1.as_str());
+                    rows.before.push(Numeric(*before));
+                    rows.after.push(Numeric(*after));
+                }
+                None => {
+                    rows.new.0.push(account);
+                    rows.new.1.push(place.1.as_str());
+                    rows.new.2.push(Numeric(*after));
+                }
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn insert(&self, client: &Client, statements: &Statements) -> Result<(), BatchError> {
+        let (accounts, assets, amounts) = &self.new;
+        if accounts.is_empty() {
+            return Ok(());
+        }
+        let written = client
+            .execute(&statements.insert_balances, &[accounts, assets, amounts])
+            .await?;
+        counted(written, accounts.len(), "balances")
+    }
+
+    async fn update(&self, client: &Client, statements: &Statements) -> Result<(), BatchError> {
+        if self.accounts.is_empty() {
+            return Ok(());
+        }
+        let written = client
+            .execute(
+                &statements.update_balances,
+                &[&self.accounts, &self.assets, &self.before, &self.after],
+            )
+            .await?;
+        counted(written, self.accounts.len(), "a balance")
+    }
+}
+
+/// Business keys: new ones, or expired ones that are taken again (then `before` is set).
+#[derive(Default)]
+struct KeyRows<'a> {
+    namespaces: Vec<&'a str>,
+    keys: Vec<&'a str>,
+    before: Vec<i64>,
+    positions: Vec<i64>,
+    until: Vec<Option<Timestamp>>,
+}
+
+impl<'a> KeyRows<'a> {
+    fn of(locked: &'a Locked, events: &'a [NewEvent<'a>]) -> Result<(Self, Self), BatchError> {
+        // The last event of the batch that took a key holds it: a key can expire between two events of one batch.
+        let mut taken: BTreeMap<(&str, &str), (i64, Option<Timestamp>)> = BTreeMap::new();
+        for (event, position) in events.iter().zip(&locked.positions) {
+            for (unique, until) in &event.accepted.unique {
+                taken.insert((&unique.namespace, &unique.key), (*position, *until));
+            }
+        }
+        let (mut new, mut retaken) = (KeyRows::default(), KeyRows::default());
+        for ((namespace, key), (position, until)) in taken {
+            let before = locked
+                .key_positions
+                .get(&(namespace.to_owned(), key.to_owned()));
+            let rows = if before.is_some() {
+                &mut retaken
+            } else {
+                &mut new
+            };
+            rows.namespaces.push(namespace);
+            rows.keys.push(key);
+            rows.before.extend(before);
+            rows.positions.push(position);
+            rows.until.push(until);
+        }
+        Ok((new, retaken))
+    }
+
+    async fn insert(&self, client: &Client, statements: &Statements) -> Result<(), BatchError> {
+        if self.keys.is_empty() {
+            return Ok(());
+        }
+        let written = client
+            .execute(
+                &statements.insert_keys,
+                &[&self.namespaces, &self.keys, &self.positions, &self.until],
+            )
+            .await?;
+        counted(written, self.keys.len(), "business keys")
+    }
+
+    async fn update(&self, client: &Client, statements: &Statements) -> Result<(), BatchError> {
+        if self.keys.is_empty() {
+            return Ok(());
+        }
+        let written = client
+            .execute(
+                &statements.update_keys,
+                &[
+                    &self.namespaces,
+                    &self.keys,
+                    &self.before,
+                    &self.positions,
+                    &self.until,
+                ],
+            )
+            .await?;
+        counted(written, self.keys.len(), "a business key")
+    }
+}

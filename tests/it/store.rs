@@ -1,0 +1,328 @@
+//! Tables, rights, migrations, partitions and the horizon on a real Postgres.
+
+use crate::ledger::{Ledger, eventually, superuser};
+use daybook::keeper;
+use daybook::keeper::verify::verify;
+use daybook::store::session::{self, Purpose};
+use daybook::store::{self, horizon, migrate, partitions};
+use daybook::telemetry::Metrics;
+use std::sync::Arc;
+use tokio_postgres::Client;
+
+async fn runtime(ledger: &Ledger) -> Client {
+    session::connect(&ledger.url, &ledger.name, Purpose::Read)
+        .await
+        .unwrap()
+        .0
+}
+
+async fn owner(ledger: &Ledger) -> Client {
+    session::connect(&ledger.owner_url, &ledger.name, Purpose::Owner)
+        .await
+        .unwrap()
+        .0
+}
+
+#[tokio::test]
+async fn every_statement_prepares_on_the_migrated_schema() {
+    let ledger = Ledger::new().await;
+    let client = runtime(&ledger).await;
+    let mut names = std::collections::HashSet::new();
+    for sql in store::statements() {
+        let name = sql.lines().next().unwrap();
+        assert!(
+            name.starts_with("-- ") && names.insert(name),
+            "{name} is no name, or stands twice"
+        );
+        client
+            .prepare(sql)
+            .await
+            .unwrap_or_else(|error| panic!("{name}: {error:?}"));
+    }
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn d4_two_pods_migrate_at_once_and_an_edited_file_is_refused() {
+    let ledger = Ledger::new().await;
+    let name = format!("{}_b", ledger.name);
+    let both = futures_util::join!(
+        migrate::migrate(&ledger.owner_url, &ledger.url, &name),
+        migrate::migrate(&ledger.owner_url, &ledger.url, &name)
+    );
+    let mut applied = [both.0.unwrap(), both.1.unwrap()];
+    applied.sort_unstable();
+    let latest = usize::try_from(migrate::version()).unwrap();
+    assert_eq!(applied, [0, latest]);
+    let edit =
+        format!("UPDATE {name}.refinery_schema_history SET checksum = '1' WHERE version = 1");
+    ledger.admin.batch_execute(&edit).await.unwrap();
+    let error = migrate::migrate(&ledger.owner_url, &ledger.url, &name)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, migrate::MigrateError::Migration(_)),
+        "{error}"
+    );
+    let same = migrate::migrate(&ledger.url, &ledger.url, &name)
+        .await
+        .unwrap_err();
+    assert!(matches!(same, migrate::MigrateError::OneRole(_)), "{same}");
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn r11_starting_twice_runs_no_ddl() {
+    let ledger = Ledger::new().await;
+    ledger
+        .admin
+        .batch_execute(
+            "CREATE TABLE ddl (tag text);
+             GRANT INSERT ON ddl TO PUBLIC;
+             CREATE FUNCTION note_ddl() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+             AS $$ BEGIN INSERT INTO ddl VALUES (tg_tag); END $$;
+             CREATE EVENT TRIGGER note_ddl ON ddl_command_start EXECUTE FUNCTION note_ddl()",
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        migrate::migrate(&ledger.owner_url, &ledger.url, &ledger.name)
+            .await
+            .unwrap(),
+        0
+    );
+    assert_eq!(
+        partitions::ensure(&runtime(&ledger).await).await.unwrap(),
+        0
+    );
+    let ddl: Vec<String> = ledger
+        .admin
+        .query("SELECT tag FROM ddl", &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(ddl, ["CREATE EVENT TRIGGER"; 0]);
+    ledger
+        .admin
+        .batch_execute("DROP EVENT TRIGGER note_ddl; DROP FUNCTION note_ddl; DROP TABLE ddl")
+        .await
+        .unwrap();
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn d10_history_is_only_added_to() {
+    let ledger = Ledger::new().await;
+    let partition: String = ledger
+        .value("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'events'::regclass ORDER BY 1 LIMIT 1")
+        .await;
+    let client = runtime(&ledger).await;
+    for sql in [
+        format!("INSERT INTO {partition} SELECT * FROM {partition}"),
+        format!("UPDATE {partition} SET record = ''"),
+        format!("DELETE FROM {partition}"),
+        format!("TRUNCATE {partition}"),
+        format!("SELECT FROM {partition}"),
+        "UPDATE events SET record = ''".to_owned(),
+        "DELETE FROM postings".to_owned(),
+        "TRUNCATE events".to_owned(),
+        "ALTER TABLE events DISABLE TRIGGER ALL".to_owned(),
+        "DROP TABLE outbox".to_owned(),
+        "CREATE TABLE mine (a int)".to_owned(),
+    ] {
+        let error = client.batch_execute(&sql).await.unwrap_err();
+        assert_eq!(
+            error.code().map(|state| state.code()),
+            Some("42501"),
+            "{sql}: {error:?}"
+        );
+    }
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn d10_the_owner_meets_the_triggers_and_verify_sees_them_weakened() {
+    let ledger = Ledger::new().await;
+    store_one(&ledger).await;
+    let owner = owner(&ledger).await;
+    let current: String = ledger
+        .value("SELECT tableoid::regclass::text FROM events")
+        .await;
+    for sql in [
+        "UPDATE events SET record = ''".to_owned(),
+        format!("DELETE FROM {current}"),
+        format!("TRUNCATE {current}"),
+        "TRUNCATE events".to_owned(),
+    ] {
+        let error = owner.batch_execute(&sql).await.unwrap_err();
+        assert_eq!(
+            error.code().map(|state| state.code()),
+            Some("23001"),
+            "{sql}: {error:?}"
+        );
+    }
+    for (weaken, mend, word) in [
+        (
+            format!("GRANT INSERT ON {current} TO daybook"),
+            format!("REVOKE ALL ON {current} FROM daybook"),
+            "INSERT",
+        ),
+        (
+            "GRANT DELETE ON postings TO daybook".to_owned(),
+            "REVOKE DELETE ON postings FROM daybook".to_owned(),
+            "DELETE",
+        ),
+        (
+            format!("ALTER TABLE {current} DISABLE TRIGGER no_truncate"),
+            format!("ALTER TABLE {current} ENABLE TRIGGER no_truncate"),
+            "triggers",
+        ),
+    ] {
+        owner.batch_execute(&weaken).await.unwrap();
+        let report = verify(&ledger.owner_url, &ledger.name, |_, _| {})
+            .await
+            .unwrap();
+        assert!(
+            report.faults.iter().any(|fault| fault.contains(word)),
+            "{weaken}: {:?}",
+            report.faults
+        );
+        owner.batch_execute(&mend).await.unwrap();
+    }
+    ledger.finish().await;
+}
+
+/// One event through the commit.
+async fn store_one(ledger: &Ledger) {
+    let (lanes, drain) = daybook::commit::Lanes::start(&crate::commit::settings(ledger));
+    let outcome = lanes
+        .submit(
+            crate::commit::deposit("mia", "k", 10),
+            crate::commit::soon(),
+        )
+        .await;
+    assert!(matches!(outcome, daybook::commit::Outcome::Created(_)));
+    drain.finish().await;
+}
+
+#[tokio::test]
+async fn postings_that_do_not_sum_to_zero_are_refused_by_the_database_too() {
+    let ledger = Ledger::new().await;
+    let client = runtime(&ledger).await;
+    let error = client
+        .batch_execute("INSERT INTO postings VALUES (1, 0, 1, 'EUR/2', 5, now(), now()), (1, 1, 2, 'EUR/2', -4, now(), now())")
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.as_db_error().unwrap().constraint(),
+        Some("postings_sum_zero")
+    );
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn verify_finds_what_was_tampered_with() {
+    let ledger = Ledger::new().await;
+    store_one(&ledger).await;
+    for (tamper, mend, word) in [
+        ("UPDATE balances SET amount = amount + 1", "UPDATE balances SET amount = amount - 1", "balance"),
+        (
+            "UPDATE users SET head_hash = sha256(head_hash)",
+            "UPDATE users SET head_hash = (SELECT sha256(convert_to(record, 'UTF8')) FROM events)",
+            "head",
+        ),
+        (
+            "ALTER TABLE events DISABLE TRIGGER ALL; UPDATE events SET record = replace(record, '\"10\"', '\"11\"');
+             ALTER TABLE events ENABLE TRIGGER ALL",
+            "ALTER TABLE events DISABLE TRIGGER ALL; UPDATE events SET record = replace(record, '\"11\"', '\"10\"');
+             ALTER TABLE events ENABLE TRIGGER ALL",
+            "records",
+        ),
+    ] {
+        ledger.admin.batch_execute(tamper).await.unwrap();
+        let report = verify(&ledger.owner_url, &ledger.name, |_, _| {}).await.unwrap();
+        assert!(report.faults.iter().any(|fault| fault.contains(word)), "{tamper}: {:?}", report.faults);
+        ledger.admin.batch_execute(mend).await.unwrap();
+    }
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn r1_d9_the_horizon_waits_for_an_insert_that_is_held_open() {
+    let ledger = Ledger::new().await;
+    let observer = runtime(&ledger).await;
+    // A batch takes its transaction id, then draws its position, then waits before it commits.
+    let held = superuser(&ledger.name).await;
+    held.batch_execute(&format!(
+        "SET search_path = {}; BEGIN; SELECT pg_current_xact_id()",
+        ledger.name
+    ))
+    .await
+    .unwrap();
+    let position: i64 = held
+        .query_one("SELECT nextval('events_position_seq')", &[])
+        .await
+        .unwrap()
+        .get(0);
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let keeper = tokio::spawn(keeper::run(
+        keeper::Settings {
+            database_url: ledger.url.clone(),
+            ledger: ledger.name.clone(),
+            metrics: Arc::new(Metrics::new()),
+        },
+        stopped,
+    ));
+    store_one(&ledger).await;
+    for _ in 0..200 {
+        let mark = horizon::mark(&observer).await.unwrap();
+        assert!(mark.position > position);
+        assert!(!horizon::settled(&observer, mark).await.unwrap());
+        assert!(horizon::read(&observer).await.unwrap() < position);
+    }
+    held.batch_execute("COMMIT").await.unwrap();
+    eventually("the horizon passes", async || {
+        horizon::read(&observer).await.unwrap() > position
+    })
+    .await;
+    stop.send(true).unwrap();
+    keeper.await.unwrap();
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn r10_a_partition_is_made_behind_a_long_reader_and_before_writers() {
+    let ledger = Ledger::new().await;
+    store_one(&ledger).await;
+    let reader = superuser(&ledger.name).await;
+    reader
+        .batch_execute(&format!(
+            "SET search_path = {}; BEGIN; DECLARE long CURSOR FOR SELECT * FROM events; FETCH 1 FROM long",
+            ledger.name
+        ))
+        .await
+        .unwrap();
+    let client = runtime(&ledger).await;
+    let made: bool = client
+        .query_one(
+            "SELECT make_partition('events', now() + interval '1 year')",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert!(made);
+    let again: bool = client
+        .query_one(
+            "SELECT make_partition('events', now() + interval '1 year')",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert!(!again);
+    reader.batch_execute("ROLLBACK").await.unwrap();
+    ledger.finish().await;
+}
