@@ -37,14 +37,16 @@ impl Waker {
 const HORIZON: &str = "-- outbox_horizon
 SELECT position FROM horizon";
 
+/// The row comparison and the order by both columns leave the planner one way, the index by shard: with `shard = s.shard` it takes
+/// the primary key and walks all shards for each (measured: 15 ms instead of 1.5 for 20,000 rows).
 const SCAN: &str = "-- outbox_scan
 SELECT o.position, o.shard, o.user_no, o.recorded_at, o.traceparent, o.tries, o.redriven,
        greatest(0, ceil(extract(epoch FROM o.not_before - clock_timestamp()) * 1000))::bigint AS wait_ms
 FROM unnest($1::smallint[], $2::bigint[]) AS s (shard, floor)
 CROSS JOIN LATERAL (
     SELECT w.* FROM outbox w
-    WHERE w.shard = s.shard AND w.position > s.floor AND w.user_no <> ALL ($3::bigint[])
-    ORDER BY w.position LIMIT $4
+    WHERE (w.shard, w.position) > (s.shard, s.floor) AND w.shard <= s.shard AND w.user_no <> ALL ($3::bigint[])
+    ORDER BY w.shard, w.position LIMIT $4
 ) o
 ORDER BY o.position";
 

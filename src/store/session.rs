@@ -38,7 +38,7 @@ impl Purpose {
             }
             Purpose::Relay => {
                 "-c statement_timeout=10s -c lock_timeout=5s -c idle_in_transaction_session_timeout=10s \
-                 -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off"
+                 -c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off"
             }
             Purpose::Owner => {
                 "-c statement_timeout=0 -c lock_timeout=5s -c idle_in_transaction_session_timeout=60s"

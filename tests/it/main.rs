@@ -15,5 +15,7 @@ mod http;
 mod ledger;
 mod process;
 mod proxy;
+mod relay;
+mod relay_fixture;
 mod store;
 mod tidy;

@@ -1,0 +1,562 @@
+//! The relay under faults, against a real Postgres and a real RabbitMQ. Tests are named after the failures they keep away.
+
+use crate::relay_fixture::{Breakable, Fixture, append, metric};
+use daybook::relay::{Relay, Source, tail};
+use daybook::store::outbox;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio_postgres::Client;
+use tokio_postgres::types::{ToSql, Type};
+
+const HELD: &str = "SELECT count(*) FROM outbox WHERE held_since IS NOT NULL";
+const WAITING: &str = "SELECT count(*) FROM outbox";
+const PARKED: &str = "SELECT count(*) FROM outbox_parked";
+
+#[tokio::test]
+async fn every_statement_of_the_outbox_prepares() {
+    let f = Fixture::new().await;
+    for (name, sql) in outbox::STATEMENTS {
+        assert!(sql.starts_with(&format!("-- {name}\n")), "{name}");
+        f.client
+            .prepare(sql)
+            .await
+            .unwrap_or_else(|error| panic!("{name}: {error:?}"));
+    }
+}
+
+#[tokio::test]
+async fn scans_and_look_ups_walk_their_indexes_on_tables_without_statistics() {
+    let f = Fixture::new().await;
+    let positions = f.append((0..500).map(|n| 1 + n % 100), "t").await;
+    f.client
+        .batch_execute(
+            "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off",
+        )
+        .await
+        .unwrap();
+    let sql = |name: &str| {
+        let found = outbox::STATEMENTS.iter().find(|(this, _)| *this == name);
+        format!("EXPLAIN {}", found.unwrap().1)
+    };
+    let shards: Vec<i16> = (0..16).collect();
+    let floors = vec![0_i64; 16];
+    let scan = [
+        (&shards as &(dyn ToSql + Sync), Type::INT2_ARRAY),
+        (&floors, Type::INT8_ARRAY),
+        (&positions, Type::INT8_ARRAY),
+        (&63_i64, Type::INT8),
+    ];
+    let plan = explain(&f.client, &sql("outbox_scan"), &scan).await;
+    assert!(
+        plan.contains("Index Scan using outbox_shard_position"),
+        "{plan}"
+    );
+    let now = jiff::Timestamp::now();
+    let times = vec![now; positions.len()];
+    let records = [
+        (&positions as &(dyn ToSql + Sync), Type::INT8_ARRAY),
+        (&times, Type::TIMESTAMPTZ_ARRAY),
+        (&now, Type::TIMESTAMPTZ),
+        (&now, Type::TIMESTAMPTZ),
+    ];
+    let plan = explain(&f.client, &sql("outbox_records"), &records).await;
+    assert!(
+        plan.contains("_position_recorded_at_idx") && plan.contains("users_pkey"),
+        "{plan}"
+    );
+}
+
+async fn explain(client: &Client, sql: &str, parameters: &[(&(dyn ToSql + Sync), Type)]) -> String {
+    let rows = client.query_typed(sql, parameters).await.unwrap();
+    rows.iter()
+        .map(|row| row.get::<_, String>(0) + "\n")
+        .collect()
+}
+
+#[tokio::test]
+async fn a_message_is_the_record_with_what_consumers_need() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let position = append(&f.client, 17, "transfer").await;
+    let row = f
+        .client
+        .query_one("SELECT event_id::text, record, encode(sha256(convert_to(record, 'UTF8')), 'hex') FROM events", &[])
+        .await
+        .unwrap();
+    let relay = f.relay();
+    consumer.until(10, 1).await;
+    {
+        let all = consumer.all();
+        let message = &all[0];
+        assert_eq!(message.message_id, row.get::<_, String>(0));
+        assert_eq!(message.body, row.get::<_, String>(1).into_bytes());
+        assert_eq!(message.routing_key, "transfer");
+        let expected = [
+            ("position", position.to_string()),
+            ("sha256", row.get(2)),
+            ("subject", "user17".to_owned()),
+            ("traceparent", format!("00-{position}")),
+            ("usersequence", "1".to_owned()),
+        ];
+        let headers: Vec<_> = message
+            .headers
+            .iter()
+            .map(|(k, v)| (k.as_str(), v.clone()))
+            .collect();
+        assert_eq!(headers, expected);
+    }
+    f.until(5, WAITING, 0).await;
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn a_wake_is_published_at_once() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let settings = f.settings();
+    let waker = settings.waker.clone();
+    let relay = Relay::start(settings);
+    f.append([1], "t").await;
+    waker.wake();
+    consumer.until(10, 1).await;
+    for n in 2..12 {
+        f.append([n], "t").await;
+        waker.wake();
+        consumer.until(5, usize::try_from(n).unwrap()).await;
+    }
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn r1_an_event_that_commits_late_is_not_skipped() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let relay = f.relay();
+    let mut late = f.session().await;
+    let open = late.transaction().await.unwrap();
+    let first = open
+        .query_one("SELECT append(1, 't')", &[])
+        .await
+        .unwrap()
+        .get::<_, i64>(0);
+    let later = f
+        .append((2..=1_001).chain((0..500).map(|n| 17 + n % 3)), "t")
+        .await;
+    assert!(first < later[0]);
+    consumer.until(30, 1_500).await;
+    open.commit().await.unwrap();
+    consumer.until(10, 1_501).await;
+    f.until(5, WAITING, 0).await;
+    assert_eq!(consumer.inversions(), 0);
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn r3_what_waited_for_the_broker_is_drained_without_a_restart() {
+    let broker = Breakable::take().await;
+    let f = Fixture::at(&broker.url).await;
+    let consumer = f.consumer("#").await;
+    let relay = f.relay();
+    f.append(1..=10, "t").await;
+    consumer.until(10, 10).await;
+    broker.stop().await;
+    f.append((0..1_000).map(|n| 1 + n % 200), "t").await;
+    assert_eq!(f.waiting().await, 1_000);
+    broker.start().await;
+    f.until(30, WAITING, 0).await;
+    consumer.until(30, 1_010).await;
+    assert_eq!(consumer.inversions(), 0);
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn r4_published_before_a_queue_is_bound_stays_until_one_is() {
+    let f = Fixture::new().await;
+    f.append([1, 2, 1], "t").await;
+    let relay = f.relay();
+    f.until(10, HELD, 2).await;
+    assert_eq!(f.waiting().await, 3);
+    let held = outbox::held(&f.client).await.unwrap();
+    assert_eq!((held[0].routing_key.as_str(), held[0].events), ("t", 2));
+    let consumer = f.consumer("#").await;
+    consumer.until(20, 3).await;
+    f.until(5, WAITING, 0).await;
+    assert_eq!(consumer.all().len(), 3, "each once");
+    assert_eq!(consumer.inversions(), 0);
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn r5_one_unroutable_among_a_thousand_is_exactly_the_one_held() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("good.#").await;
+    f.append(1..=500, "good.a").await;
+    let bad = f.append([501], "bad").await;
+    f.append(502..=1_000, "good.b").await;
+    let mut settings = f.settings();
+    settings.config.window = 1_000;
+    let metrics = Arc::clone(&settings.metrics);
+    let relay = Relay::start(settings);
+    consumer.until(30, 999).await;
+    f.until(10, WAITING, 1).await;
+    f.until(5, HELD, 1).await;
+    assert_eq!(f.number("SELECT position FROM outbox").await, bad[0]);
+    assert_eq!(metric(&metrics, "confirmed"), 999);
+    // Its user is held back; others flow.
+    f.append([501, 7], "good.c").await;
+    consumer.until(10, 1_000).await;
+    f.until(5, WAITING, 2).await;
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn r6_many_returns_under_load_are_all_matched() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("good").await;
+    let (mut good, mut bad) = (0, 0);
+    for round in 0..20_i64 {
+        for user in 1..=50_i64 {
+            let unroutable = (round * 7 + user) % 5 == 0;
+            append(&f.client, user, if unroutable { "bad" } else { "good" }).await;
+            if unroutable {
+                bad += 1;
+            } else {
+                good += 1;
+            }
+        }
+    }
+    let mut settings = f.settings();
+    settings.config.required = vec!["good".to_owned()];
+    let metrics = Arc::clone(&settings.metrics);
+    let relay = Relay::start(settings);
+    f.until(30, WAITING, 0).await;
+    consumer.until(5, good).await;
+    assert_eq!(metric(&metrics, "returned"), bad);
+    assert_eq!(metric(&metrics, "confirmed"), good as u64);
+    assert_eq!(consumer.inversions(), 0);
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn r7_an_unroutable_event_is_parked_in_the_end_and_can_be_redriven() {
+    let f = Fixture::new().await;
+    let good = f.consumer("good").await;
+    let parked = f.append([1], "bad").await[0];
+    f.append([1, 2], "good").await;
+    let mut settings = f.settings();
+    settings.config.hold_for_s = 2;
+    let relay = Relay::start(settings);
+    good.until(10, 1).await;
+    f.until(20, PARKED, 1).await;
+    good.until(10, 2).await;
+    f.until(5, WAITING, 0).await;
+    let list = outbox::parked(&f.client, 0, 10).await.unwrap();
+    assert_eq!(list[0].position, parked);
+    assert_eq!(list[0].reason, "unroutable");
+    assert_eq!(list[0].subject.as_deref(), Some("user1"));
+    let same = "SELECT count(*) FROM outbox_parked p JOIN events e USING (position) WHERE p.body = convert_to(e.record, 'UTF8')";
+    assert_eq!(f.number(same).await, 1);
+
+    let bad = f.consumer("bad").await;
+    assert!(outbox::redrive(&f.client, parked).await.unwrap());
+    assert!(!outbox::redrive(&f.client, parked).await.unwrap());
+    bad.until(20, 1).await;
+    assert_eq!(bad.all()[0].headers["redriven"], "true");
+    f.until(5, WAITING, 0).await;
+    assert_eq!(f.number(PARKED).await, 0);
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_nobody_has_to_receive_counts_as_delivered() {
+    let f = Fixture::new().await;
+    f.append([1, 1, 2], "other").await;
+    let mut settings = f.settings();
+    settings.config.required = vec!["payments.#".to_owned()];
+    let relay = Relay::start(settings);
+    f.until(10, WAITING, 0).await;
+    assert_eq!(f.number(PARKED).await, 0);
+    relay.stop().await;
+}
+
+/// A runtime of its own, as another process would have.
+fn other_process(settings: daybook::relay::RelaySettings) -> tokio::runtime::Runtime {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.spawn(async move {
+        let _relay = Relay::start(settings);
+        std::future::pending::<()>().await;
+    });
+    runtime
+}
+
+async fn leases(metrics: &daybook::telemetry::Metrics, wanted: i64, limit_s: u64) {
+    let began = Instant::now();
+    while metrics.relay_leases.get() != wanted {
+        assert!(
+            began.elapsed() < Duration::from_secs(limit_s),
+            "{} leases, wanted {wanted}",
+            metrics.relay_leases.get()
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn r8_a_killed_relay_is_replaced_within_ten_seconds() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let (first, second) = (f.settings(), f.settings());
+    let (first_metrics, second_metrics) = (Arc::clone(&first.metrics), Arc::clone(&second.metrics));
+    let killed = other_process(first);
+    leases(&first_metrics, 16, 10).await;
+    let survivor = Relay::start(second);
+    leases(&first_metrics, 8, 10).await;
+    leases(&second_metrics, 8, 10).await;
+    f.append((0..300).map(|n| 1 + n % 64), "t").await;
+    // Its sockets close, as the kernel closes those of a killed process.
+    killed.shutdown_background();
+    f.append((0..300).map(|n| 1 + n % 64), "t").await;
+    f.until(10, WAITING, 0).await;
+    leases(&second_metrics, 16, 5).await;
+    consumer.until(5, 600).await;
+    assert_eq!(consumer.inversions(), 0);
+    survivor.stop().await;
+}
+
+#[tokio::test]
+async fn r8_a_frozen_relay_is_replaced_and_reorders_nothing_when_it_wakes() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let (first, second) = (f.settings(), f.settings());
+    let (first_metrics, second_metrics) = (Arc::clone(&first.metrics), Arc::clone(&second.metrics));
+    let frozen = other_process(first);
+    leases(&first_metrics, 16, 10).await;
+    // Its only thread does nothing: its sockets stay open, and nobody pings.
+    let asleep = Instant::now();
+    frozen.spawn(async { std::thread::sleep(Duration::from_secs(18)) });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    f.append((0..200).map(|n| 1 + n % 64), "t").await;
+    let survivor = Relay::start(second);
+    f.until(15, WAITING, 0).await;
+    consumer.until(5, 200).await;
+    leases(&second_metrics, 16, 15).await;
+    tokio::time::sleep(Duration::from_secs(19).saturating_sub(asleep.elapsed())).await;
+    f.append((0..200).map(|n| 1 + n % 64), "t").await;
+    f.until(15, WAITING, 0).await;
+    consumer.until(5, 400).await;
+    assert_eq!(consumer.inversions(), 0);
+    survivor.stop().await;
+    frozen.shutdown_background();
+}
+
+/// Accepts connections, closes them, and counts.
+async fn closed_door() -> (u16, Arc<std::sync::atomic::AtomicUsize>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let visits = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = Arc::clone(&visits);
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            drop(socket);
+        }
+    });
+    (port, visits)
+}
+
+#[tokio::test]
+async fn r12_a_dead_broker_or_database_is_not_hammered() {
+    let f = Fixture::new().await;
+    let (amqp_port, amqp_visits) = closed_door().await;
+    let (database_port, database_visits) = closed_door().await;
+    let mut settings = f.settings();
+    settings.amqp_url = format!("amqp://a:b@127.0.0.1:{amqp_port}/%2f").into();
+    settings.database_url = format!("postgres://a:b@127.0.0.1:{database_port}/x").into();
+    let relay = Relay::start(settings);
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    for visits in [amqp_visits, database_visits] {
+        let visits = visits.load(std::sync::atomic::Ordering::SeqCst);
+        assert!((2..=4).contains(&visits), "{visits}");
+    }
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn r15_two_relays_and_interleaved_commits_make_no_inversion() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let relays = [f.relay(), f.relay()];
+    let mut writers = Vec::new();
+    for writer in 0..8_i64 {
+        let client = f.session().await;
+        writers.push(tokio::spawn(async move {
+            for n in 0..150_i64 {
+                let user = 1 + (n * 7 + writer * 13) % 40;
+                // The position is drawn well before the commit, so positions and commits cross between users.
+                let sql = format!(
+                    "BEGIN; SELECT append({user}, 't'); SELECT pg_sleep(random() * 0.01); COMMIT"
+                );
+                client.batch_execute(&sql).await.unwrap();
+            }
+        }));
+    }
+    // Relays come and go meanwhile, so that shards change hands.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let third = f.relay();
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    third.stop().await;
+    f.until(30, WAITING, 0).await;
+    consumer.until(10, 1_200).await;
+    assert_eq!(consumer.inversions(), 0);
+    for relay in relays {
+        relay.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn r16_one_refused_message_is_parked_and_the_others_are_delivered() {
+    let broker = Breakable::take().await;
+    broker.configure(Some(4_000)).await;
+    let f = Fixture::at(&broker.url).await;
+    let consumer = f.consumer("#").await;
+    f.append(1..=200, "t").await;
+    let refused: i64 = f
+        .client
+        .query_one("SELECT append(201, 't', repeat('x', 5000))", &[])
+        .await
+        .unwrap()
+        .get(0);
+    f.append(202..=400, "t").await;
+    f.append([201], "t").await;
+    let settings = f.settings();
+    let metrics = Arc::clone(&settings.metrics);
+    let relay = Relay::start(settings);
+    consumer.until(60, 400).await;
+    f.until(10, WAITING, 0).await;
+    let parked = outbox::parked(&f.client, 0, 10).await.unwrap();
+    assert_eq!(parked.len(), 1);
+    assert_eq!(parked[0].position, refused);
+    assert!(
+        parked[0].reason.contains("PRECONDITION"),
+        "{}",
+        parked[0].reason
+    );
+    assert_eq!(metric(&metrics, "refused"), 5);
+    relay.stop().await;
+    broker.configure(None).await;
+}
+
+#[tokio::test]
+async fn leases_are_shared_fairly_and_given_up_at_the_stop() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let all = [f.settings(), f.settings(), f.settings()];
+    let metrics = all.clone().map(|settings| settings.metrics);
+    let [a, b, c] = all.map(Relay::start);
+    let shares = || {
+        metrics
+            .iter()
+            .map(|m| m.relay_leases.get())
+            .collect::<Vec<_>>()
+    };
+    let began = Instant::now();
+    while shares().iter().sum::<i64>() != 16 || shares().iter().any(|share| *share > 6) {
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", shares());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    f.append((0..320).map(|n| 1 + n % 64), "t").await;
+    b.stop().await;
+    c.stop().await;
+    leases(&metrics[0], 16, 5).await;
+    consumer.until(10, 320).await;
+    f.until(5, WAITING, 0).await;
+    assert_eq!(consumer.inversions(), 0);
+    assert_eq!(consumer.all().len(), 320, "a stop repeats nothing");
+    a.stop().await;
+}
+
+#[tokio::test]
+async fn lost_database_sessions_lose_and_reorder_nothing() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let relays = [f.relay(), f.relay()];
+    for round in 0..3 {
+        f.append((0..400).map(|n| 1 + (n + round) % 64), "t").await;
+        f.client
+            .execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND application_name = 'daybook relay'",
+                &[],
+            )
+            .await
+            .unwrap();
+    }
+    f.until(30, WAITING, 0).await;
+    consumer.until(5, 1_200).await;
+    assert_eq!(consumer.inversions(), 0);
+    for relay in relays {
+        relay.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_tail_shows_what_is_there_and_leaves_it_there() {
+    let f = Fixture::new().await;
+    let queue = f.queue("#").await;
+    f.append([1, 2, 1], "t").await;
+    let relay = f.relay();
+    f.until(10, WAITING, 0).await;
+    for acknowledge in [false, false, true] {
+        let source = Source::Queue {
+            name: queue.clone(),
+            acknowledge,
+        };
+        assert_eq!(shown(&f, source, 3).await.len(), 3, "{acknowledge}");
+    }
+    let source = Source::Queue {
+        name: queue,
+        acknowledge: false,
+    };
+    assert_eq!(shown(&f, source, 1).await.len(), 0, "taken out before");
+    let new = Source::New {
+        ledger: f.ledger.clone(),
+        pattern: "a.*".to_owned(),
+    };
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        f.append([3], "a.b").await;
+        f.append([4], "b").await;
+    };
+    let (new, ()) = tokio::join!(shown(&f, new, 2), late);
+    assert_eq!(new, ["a.b"]);
+    relay.stop().await;
+}
+
+/// Routing keys of the messages that a tail shows within two seconds, or until there are enough.
+async fn shown(f: &Fixture, source: Source, enough: usize) -> Vec<String> {
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let url = f.amqp_url.clone();
+    let task = tokio::spawn(async move {
+        tail(&url, source, |message| {
+            let _ = sender.send(message.routing_key);
+        })
+        .await
+    });
+    let mut keys = Vec::new();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(2);
+    while keys.len() < enough
+        && let Ok(Some(key)) = tokio::time::timeout_at(deadline, receiver.recv()).await
+    {
+        keys.push(key);
+    }
+    // The last acknowledgement is on its way.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    task.abort();
+    keys
+}
