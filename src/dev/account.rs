@@ -74,8 +74,8 @@ pub fn is_root() -> Result<bool, Error> {
     Ok(output.stdout.trim_ascii() == b"0")
 }
 
-/// The absolute directory for the service data that belongs to `dir`: `dir` itself, or for root one under `/var/lib` named after it.
-/// It is made, and so is `dir`.
+/// The absolute directory for the service data that belongs to `dir`: `dir` itself, or for root one under `/var/lib` named after it
+/// and after a number kept in it, so that who deletes `dir` begins anew. It is made, and so is `dir`.
 ///
 /// # Errors
 /// When a directory cannot be made.
@@ -85,7 +85,13 @@ pub fn data_place(dir: &Path) -> Result<PathBuf, Error> {
     if !is_root()? {
         return Ok(dir);
     }
-    let mut name = hex::encode(Sha256::digest(dir.as_os_str().as_encoded_bytes()));
+    let number = dir.join("data-number");
+    if !number.exists() {
+        fs::write(&number, super::secret()).map_err(at(&number))?;
+    }
+    let mut named = dir.as_os_str().as_encoded_bytes().to_vec();
+    named.extend(fs::read(&number).map_err(at(&number))?);
+    let mut name = hex::encode(Sha256::digest(named));
     name.truncate(16);
     let place = Path::new(ROOT_DATA).join(name);
     passable_dir(Path::new(ROOT_DATA))?;

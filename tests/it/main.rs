@@ -19,3 +19,4 @@ mod relay;
 mod relay_fixture;
 mod store;
 mod tidy;
+mod types;

@@ -2,6 +2,7 @@
 //!
 //! Never uses the commit: these tests hold the relay alone.
 
+use crate::ledger::{Ledger, superuser};
 use daybook::config::RelayConfig;
 use daybook::dev::Broker;
 use daybook::relay::{Received, Relay, RelaySettings, Source, declare_queue, tail};
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::Client;
 
 /// Events as the commit would write them: transaction id, user lock, position, event, outbox row.
 const APPEND: &str = "
@@ -54,53 +55,18 @@ fn env(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test`"))
 }
 
-pub async fn open(url: &str, ledger: &str) -> Client {
-    let mut config: tokio_postgres::Config = url.parse().unwrap();
-    config.options(format!("-c search_path={ledger}"));
-    let (client, connection) = config.connect(NoTls).await.unwrap();
-    tokio::spawn(connection);
-    client
-}
-
 impl Fixture {
     pub async fn new() -> Self {
         Self::at(&env("TEST_AMQP_URL")).await
     }
 
     pub async fn at(amqp_url: &str) -> Self {
-        let admin = env("TEST_DATABASE_URL");
-        let ledger = format!("relay_{:08x}", rand::random::<u32>());
-        let client = open(&admin, "public").await;
-        client
-            .batch_execute(&format!("CREATE DATABASE {ledger}"))
-            .await
-            .unwrap();
-        let (server, _) = admin.rsplit_once('/').unwrap();
-        let database_url = format!("{server}/{ledger}");
-        let client = open(&database_url, &ledger).await;
-        let mut files: Vec<PathBuf> = std::fs::read_dir("migrations")
-            .unwrap()
-            .map(|file| file.unwrap().path())
-            .filter(|path| path.extension().is_some_and(|end| end == "sql"))
-            .collect();
-        files.sort();
-        client
-            .batch_execute(&format!("CREATE SCHEMA {ledger}"))
-            .await
-            .unwrap();
-        for file in files {
-            let sql = std::fs::read_to_string(file).unwrap();
-            client.batch_execute(&sql).await.unwrap();
-        }
-        client.batch_execute(APPEND).await.unwrap();
-        client
-            .batch_execute("SELECT make_partition('events', now())")
-            .await
-            .unwrap();
+        let ledger = Ledger::new().await;
+        ledger.admin.batch_execute(APPEND).await.unwrap();
         let mut fixture = Fixture {
-            client,
-            ledger,
-            database_url: database_url.into(),
+            client: ledger.admin,
+            ledger: ledger.name,
+            database_url: ledger.url,
             amqp_url: amqp_url.to_owned().into(),
             tasks: Vec::new(),
         };
@@ -109,9 +75,14 @@ impl Fixture {
         fixture
     }
 
+    /// A superuser's session in the ledger.
     pub async fn session(&self) -> Client {
-        use secrecy::ExposeSecret;
-        open(self.database_url.expose_secret(), &self.ledger).await
+        let client = superuser(&self.ledger).await;
+        client
+            .batch_execute(&format!("SET search_path = {}", self.ledger))
+            .await
+            .unwrap();
+        client
     }
 
     pub fn settings(&self) -> RelaySettings {
