@@ -26,6 +26,11 @@ use tokio::task::JoinHandle;
 /// What of the stop's time is left to lanes and relay after the API has drained.
 const AFTER_DRAIN: Duration = Duration::from_secs(10);
 
+/// How long a connection of the read pool lives: its buffers keep their high-water mark.
+const CONNECTION_LIFE: Duration = Duration::from_secs(30 * 60);
+/// How often the pool is looked through.
+const RENEWAL_EVERY: Duration = Duration::from_secs(60);
+
 /// Which parts of the service a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Roles {
@@ -175,6 +180,7 @@ impl Service {
             Some(listener) => Some(parts.api(listener, stopped.clone())?),
             None => None,
         };
+        tokio::spawn(renew(parts.pool.clone(), stopped.clone()));
         let relay = roles.relay.then(|| parts.relay());
         let keeper = roles.keeper.then(|| parts.keeper(stopped.clone()));
         let ops = parts.ops(listeners.ops, stopped, ops_stopped);
@@ -219,6 +225,20 @@ fn check(config: &Config, roles: Roles) -> Result<(), StartError> {
     match needed.into_iter().find(|(missing, _)| *missing) {
         Some((_, name)) => Err(StartError::Missing(name)),
         None => Ok(()),
+    }
+}
+
+/// Ends old connections of the pool while they are idle, until the service stops.
+async fn renew(pool: deadpool_postgres::Pool, stopped: watch::Receiver<bool>) {
+    let renewing = async {
+        loop {
+            tokio::time::sleep(RENEWAL_EVERY).await;
+            pool.retain(|_, metrics| metrics.age() < CONNECTION_LIFE);
+        }
+    };
+    tokio::select! {
+        () = renewing => {}
+        () = shutdown::wait(stopped) => {}
     }
 }
 

@@ -163,6 +163,9 @@ impl Lanes {
     /// Hands a draft to its lane and waits for the outcome; never owns a transaction, so it may be dropped at any point.
     pub async fn submit(&self, draft: Draft, deadline: Instant) -> Outcome {
         let outcome = self.enqueue(draft, deadline).await;
+        if matches!(&outcome, Outcome::Rejected(rejection) if rejection.code() == "type_error") {
+            self.metrics.type_errors.inc();
+        }
         self.metrics
             .outcomes
             .get_or_create(&Kind {

@@ -37,6 +37,14 @@ impl Fault {
             | SqlState::T_R_SERIALIZATION_FAILURE
             | SqlState::T_R_DEADLOCK_DETECTED => Fault::Conflict,
             SqlState::LOCK_NOT_AVAILABLE | SqlState::QUERY_CANCELED => Fault::Timeout,
+            // No constraint is named: there is no partition for the row. Readiness says so, and the keeper makes one.
+            SqlState::CHECK_VIOLATION
+                if error
+                    .as_db_error()
+                    .is_some_and(|found| found.constraint().is_none()) =>
+            {
+                Fault::Down
+            }
             // A plan made before a migration: a fresh session has fresh plans.
             SqlState::FEATURE_NOT_SUPPORTED => Fault::Lost,
             SqlState::ADMIN_SHUTDOWN

@@ -60,6 +60,10 @@ impl Purpose {
     }
 }
 
+/// What the server does on its side of the connection: without it a pod whose node vanished keeps its locks for hours.
+const SERVER_KEEPALIVES: &str =
+    "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3";
+
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
@@ -87,7 +91,7 @@ pub fn settings(
     let given = config.get_options().unwrap_or_default().to_owned();
     config
         .options(format!(
-            "{given} -c search_path={ledger} -c TimeZone=UTC {}",
+            "{given} -c search_path={ledger} -c TimeZone=UTC {SERVER_KEEPALIVES} {}",
             purpose.settings()
         ))
         .application_name(purpose.name())

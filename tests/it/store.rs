@@ -326,3 +326,34 @@ async fn r10_a_partition_is_made_behind_a_long_reader_and_before_writers() {
     reader.batch_execute("ROLLBACK").await.unwrap();
     ledger.finish().await;
 }
+
+#[tokio::test]
+async fn a_missing_partition_is_503_and_readiness_says_so() {
+    let ledger = Ledger::new().await;
+    ledger
+        .admin
+        .batch_execute(
+            "DO $$ DECLARE part regclass; BEGIN
+               FOR part IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'events'::regclass LOOP
+                 EXECUTE format('ALTER TABLE events DETACH PARTITION %s', part);
+               END LOOP; END $$",
+        )
+        .await
+        .unwrap();
+    let (lanes, drain) = daybook::commit::Lanes::start(&crate::commit::settings(&ledger));
+    let outcome = lanes
+        .submit(
+            crate::commit::deposit("mia", "k", 10),
+            crate::commit::soon(),
+        )
+        .await;
+    assert_eq!(
+        outcome,
+        daybook::commit::Outcome::Unavailable(daybook::commit::Unavailable::Database)
+    );
+    drain.finish().await;
+    let client = runtime(&ledger).await;
+    let found = store::reads::readiness(&client).await.unwrap();
+    assert!(found.partitions < store::reads::PARTITIONS_NEEDED);
+    ledger.finish().await;
+}
