@@ -305,6 +305,23 @@ async fn i2_a_refusal_does_not_burn_its_key() {
 }
 
 #[tokio::test]
+async fn i1_a_key_with_quotation_marks_of_its_own_is_found_again() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&settings(&ledger));
+    let outcome = lanes.submit(deposit("olga", "\"\"x\"\"", 5), soon()).await;
+    assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
+    let outcome = lanes.submit(deposit("olga", "\"\"x\"\"", 5), soon()).await;
+    assert!(matches!(outcome, Outcome::Replayed(_)), "{outcome:?}");
+    let outcome = lanes.submit(deposit("olga", "x", 5), soon()).await;
+    assert!(
+        matches!(outcome, Outcome::Created(_)),
+        "another key: {outcome:?}"
+    );
+    drain.finish().await;
+    ledger.finish().await;
+}
+
+#[tokio::test]
 async fn i5_ten_replays_leave_one_outbox_row() {
     let ledger = Ledger::new().await;
     let (lanes, drain) = Lanes::start(&settings(&ledger));
