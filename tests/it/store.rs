@@ -7,6 +7,7 @@ use daybook::store::session::{self, Purpose};
 use daybook::store::{self, horizon, migrate, partitions};
 use daybook::telemetry::Metrics;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio_postgres::Client;
 
 async fn runtime(ledger: &Ledger) -> Client {
@@ -287,6 +288,39 @@ async fn r1_d9_the_horizon_waits_for_an_insert_that_is_held_open() {
         horizon::read(&observer).await.unwrap() > position
     })
     .await;
+    stop.send(true).unwrap();
+    keeper.await.unwrap();
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn r1_the_horizon_moves_though_some_batch_is_always_running() {
+    let ledger = Ledger::new().await;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let keeper = tokio::spawn(keeper::run(
+        keeper::Settings {
+            database_url: ledger.url.clone(),
+            ledger: ledger.name.clone(),
+            metrics: Arc::new(Metrics::new()),
+        },
+        stopped,
+    ));
+    // Two lanes at work: each begins its next batch while the other's is still running.
+    let lanes = [superuser(&ledger.name).await, superuser(&ledger.name).await];
+    let begin = format!(
+        "BEGIN; SET LOCAL search_path = {}; SELECT pg_current_xact_id(); SELECT nextval('events_position_seq')",
+        ledger.name
+    );
+    lanes[0].batch_execute(&begin).await.unwrap();
+    let mut moved = false;
+    for turn in 1..100 {
+        lanes[turn % 2].batch_execute(&begin).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        lanes[(turn + 1) % 2].batch_execute("COMMIT").await.unwrap();
+        moved = moved || ledger.value::<i64>("SELECT position FROM horizon").await > 0;
+    }
+    assert!(moved, "the horizon stood still under load");
+    lanes[1].batch_execute("COMMIT").await.unwrap();
     stop.send(true).unwrap();
     keeper.await.unwrap();
     ledger.finish().await;
