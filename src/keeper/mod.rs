@@ -67,7 +67,7 @@ pub async fn run(settings: Settings, mut stopped: watch::Receiver<bool>) {
 
 async fn term(settings: &Settings) -> Result<(), Ended> {
     let (client, _driver) =
-        session::connect(&settings.database_url, &settings.ledger, Purpose::Read).await?;
+        session::connect(&settings.database_url, &settings.ledger, Purpose::Keeper).await?;
     while !timeout(STEP_TIMEOUT, keeper::try_lock(&client, &settings.ledger)).await?? {
         sleep(ELECTION_EVERY).await;
     }
