@@ -321,6 +321,20 @@ async fn i1_a_key_with_quotation_marks_of_its_own_is_found_again() {
     ledger.finish().await;
 }
 
+/// The world owes what all users hold together: more digits than one amount has. Verification, at the end, must bear it.
+#[tokio::test]
+async fn an_account_without_a_guard_may_owe_more_than_one_amount() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&settings(&ledger));
+    let most = Amount::MAX.units();
+    for subject in ["rich", "richer", "richest"] {
+        let outcome = lanes.submit(deposit(subject, "all", most), soon()).await;
+        assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
+    }
+    drain.finish().await;
+    ledger.finish().await;
+}
+
 #[tokio::test]
 async fn i5_ten_replays_leave_one_outbox_row() {
     let ledger = Ledger::new().await;
