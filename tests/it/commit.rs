@@ -362,6 +362,44 @@ async fn hold(ledger: &Ledger, sql: &str) -> tokio_postgres::Client {
     holder
 }
 
+#[tokio::test]
+async fn m13_what_a_lock_protects_is_read_after_the_wait_for_it() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&settings(&ledger));
+    let first = lanes.submit(deposit("mona", "first", 5), soon()).await;
+    assert!(matches!(first, Outcome::Created(_)), "{first:?}");
+    // Another pod is about to commit an event under the key `late`, and has the user's lock.
+    let other = hold(
+        &ledger,
+        "SELECT FROM users WHERE subject = 'mona' FOR NO KEY UPDATE;
+         INSERT INTO events SELECT nextval('events_position_seq'), user_no, 2, gen_random_uuid(), type, writer, 'late',
+             fingerprint, record, clock_timestamp(), effective_at FROM events",
+    )
+    .await;
+    let waiting = tokio::spawn(async move {
+        let outcome = lanes.submit(deposit("mona", "late", 5), soon()).await;
+        (lanes, outcome)
+    });
+    let blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    crate::ledger::eventually("the lane waits for the lock", async || {
+        ledger.value::<i64>(blocked).await == 1
+    })
+    .await;
+    other.batch_execute("COMMIT").await.unwrap();
+    let (lanes, outcome) = waiting.await.unwrap();
+    assert!(matches!(outcome, Outcome::Replayed(_)), "{outcome:?}");
+    drop(lanes);
+    drain.finish().await;
+    ledger
+        .admin
+        .batch_execute(
+            "SET session_replication_role = replica; DELETE FROM events WHERE idempotency_key = 'late'",
+        )
+        .await
+        .unwrap();
+    ledger.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn m10_a_locked_user_is_refused_alone_and_in_bounded_time() {
     let ledger = Ledger::new().await;
