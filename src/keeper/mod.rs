@@ -74,6 +74,8 @@ async fn term(settings: &Settings) -> Result<(), Ended> {
     tracing::info!("this pod is the keeper");
     let mut duties_at = Instant::now();
     let mut settled = timeout(STEP_TIMEOUT, horizon::read(&client)).await??;
+    // A stall is as old as it is, however often its keeper changed.
+    let mut stalled = timeout(STEP_TIMEOUT, horizon::age(&client)).await??;
     let mut settled_at = Instant::now();
     let mut pending = None;
     loop {
@@ -85,11 +87,12 @@ async fn term(settings: &Settings) -> Result<(), Ended> {
         if let Some(position) = reached {
             settled = position;
             settled_at = Instant::now();
+            stalled = 0.0;
         }
         settings
             .metrics
             .horizon_age_seconds
-            .set(settled_at.elapsed().as_secs_f64());
+            .set(stalled + settled_at.elapsed().as_secs_f64());
         sleep(TICK).await;
     }
 }
