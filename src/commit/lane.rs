@@ -5,7 +5,7 @@
 
 use super::{Outcome, Phase, Recorded, Settings, Unavailable, record};
 use crate::domain::{Decision, Draft, Rejection, Stored, decide};
-use crate::store::fault::Fault;
+use crate::store::fault::{Fault, commit_refused};
 use crate::store::ledger::{self, BatchError, Locked, NewEvent, Statements};
 use crate::store::session::{self, Purpose};
 use crate::telemetry::Kind;
@@ -407,7 +407,7 @@ async fn transact(
     }
     match timeout(COMMIT_TIMEOUT, ledger::commit(client)).await {
         Ok(Ok(())) => Ok(outcomes),
-        Ok(Err(error)) if Fault::of(&error) != Fault::Lost => {
+        Ok(Err(error)) if commit_refused(&error) => {
             tracing::warn!(%error, "COMMIT was refused");
             Err(Failure::Fault(Fault::of(&error)))
         }

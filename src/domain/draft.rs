@@ -98,8 +98,14 @@ impl IdempotencyKey {
             .strip_prefix('"')
             .and_then(|t| t.strip_suffix('"'))
             .unwrap_or(text);
-        let fits = (1..=Self::LENGTH_MAX).contains(&inner.len());
-        (fits && inner.bytes().all(|b| b.is_ascii_graphic())).then(|| IdempotencyKey(inner.into()))
+        Self::exact(inner)
+    }
+
+    /// The key of exactly this text, as it was stored: quotation marks are part of it.
+    #[must_use]
+    pub fn exact(text: &str) -> Option<Self> {
+        let fits = (1..=Self::LENGTH_MAX).contains(&text.len());
+        (fits && text.bytes().all(|b| b.is_ascii_graphic())).then(|| IdempotencyKey(text.into()))
     }
 
     /// The text.

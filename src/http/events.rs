@@ -190,9 +190,14 @@ impl Filter {
     }
 
     fn page(&self, after: i64, end: i64) -> Page<'_> {
+        // A key has an index of its own, and who asks for one must find it on the first page.
+        let until = match self.key {
+            Some(_) => end,
+            None => end.min(after.saturating_add(SCAN_MAX)),
+        };
         Page {
             after,
-            until: end.min(after.saturating_add(SCAN_MAX)),
+            until,
             event_type: self.event_type.as_ref(),
             limit: self.limit,
         }

@@ -67,42 +67,54 @@ pub async fn run(settings: Settings, mut stopped: watch::Receiver<bool>) {
 
 async fn term(settings: &Settings) -> Result<(), Ended> {
     let (client, _driver) =
-        session::connect(&settings.database_url, &settings.ledger, Purpose::Read).await?;
+        session::connect(&settings.database_url, &settings.ledger, Purpose::Keeper).await?;
     while !timeout(STEP_TIMEOUT, keeper::try_lock(&client, &settings.ledger)).await?? {
         sleep(ELECTION_EVERY).await;
     }
     tracing::info!("this pod is the keeper");
     let mut duties_at = Instant::now();
     let mut settled = timeout(STEP_TIMEOUT, horizon::read(&client)).await??;
+    // A stall is as old as it is, however often its keeper changed.
+    let mut stalled = timeout(STEP_TIMEOUT, horizon::age(&client)).await??;
     let mut settled_at = Instant::now();
+    let mut pending = None;
     loop {
         if Instant::now() >= duties_at {
             duties(&client).await?;
             duties_at = Instant::now() + DUTIES_EVERY;
         }
-        let reached = timeout(STEP_TIMEOUT, step(&client, settled)).await??;
+        let reached = timeout(STEP_TIMEOUT, step(&client, settled, &mut pending)).await??;
         if let Some(position) = reached {
             settled = position;
             settled_at = Instant::now();
+            stalled = 0.0;
         }
         settings
             .metrics
             .horizon_age_seconds
-            .set(settled_at.elapsed().as_secs_f64());
+            .set(stalled + settled_at.elapsed().as_secs_f64());
         sleep(TICK).await;
     }
 }
 
-/// One move of the horizon: None when an older transaction still runs.
-async fn step(client: &Client, settled: i64) -> Result<Option<i64>, tokio_postgres::Error> {
-    if horizon::drawn(client).await? <= settled {
-        return Ok(Some(settled));
-    }
-    let mark = horizon::mark(client).await?;
+/// One move of the horizon: None when an older transaction still runs. The mark is then kept until it is settled: under load some
+/// batch always runs, and a new mark each time would always find one older than itself.
+async fn step(
+    client: &Client,
+    settled: i64,
+    pending: &mut Option<horizon::Mark>,
+) -> Result<Option<i64>, tokio_postgres::Error> {
+    let mark = match *pending {
+        Some(mark) => mark,
+        None if horizon::drawn(client).await? <= settled => return Ok(Some(settled)),
+        None => horizon::mark(client).await?,
+    };
+    *pending = Some(mark);
     if !horizon::settled(client, mark).await? {
         return Ok(None);
     }
     horizon::settle(client, mark.position).await?;
+    *pending = None;
     Ok(Some(mark.position))
 }
 

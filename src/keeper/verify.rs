@@ -40,12 +40,50 @@ pub enum VerifyError {
     Postgres(#[from] tokio_postgres::Error),
 }
 
+/// A sum of amounts. That of an account without a guard may have more digits than one amount.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    high: i128,
+    /// From 0 to below [`Sum::BASE`].
+    low: i128,
+}
+
+impl Sum {
+    const BASE: i128 = 10_i128.pow(19);
+
+    fn add(&mut self, amount: Amount) {
+        let low = self.low + amount.units().rem_euclid(Self::BASE);
+        self.low = low % Self::BASE;
+        self.high += amount.units().div_euclid(Self::BASE) + low / Self::BASE;
+    }
+
+    fn is_zero(&self) -> bool {
+        (self.high, self.low) == (0, 0)
+    }
+}
+
+impl std::fmt::Display for Sum {
+    /// As Postgres writes a NUMERIC without a fraction.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (high, low) = match (self.high < 0, self.low) {
+            (false, low) => (self.high, low),
+            (true, 0) => (-self.high, 0),
+            (true, low) => (-self.high - 1, Self::BASE - low),
+        };
+        let sign = if self.high < 0 { "-" } else { "" };
+        match high {
+            0 => write!(f, "{sign}{low}"),
+            _ => write!(f, "{sign}{high}{low:019}"),
+        }
+    }
+}
+
 /// The state that the records alone give.
 #[derive(Default)]
 struct Fold {
     report: Report,
     heads: HashMap<String, (i64, [u8; 32])>,
-    sums: HashMap<(String, String), (Amount, i64)>,
+    sums: HashMap<(String, String), (Sum, i64)>,
 }
 
 impl Fold {
@@ -90,21 +128,18 @@ impl Fold {
     }
 
     fn postings(&mut self, at: &str, postings: Vec<record::FoldedPosting>) {
-        let mut zero: BTreeMap<String, Amount> = BTreeMap::new();
+        let mut zero: BTreeMap<String, Sum> = BTreeMap::new();
         for posting in postings {
             self.report.postings += 1;
-            let sum = zero.entry(posting.asset.clone()).or_default();
+            zero.entry(posting.asset.clone())
+                .or_default()
+                .add(posting.amount);
             let total = self
                 .sums
                 .entry((posting.account, posting.asset))
                 .or_default();
-            match (sum.plus(posting.amount), total.0.plus(posting.amount)) {
-                (Ok(new_sum), Ok(new_total)) => {
-                    *sum = new_sum;
-                    *total = (new_total, total.1 + 1);
-                }
-                _ => return self.fault(format!("{at}: a sum exceeds 38 digits")),
-            }
+            total.0.add(posting.amount);
+            total.1 += 1;
         }
         if let Some((asset, sum)) = zero.iter().find(|(_, sum)| !sum.is_zero()) {
             self.fault(format!(
@@ -131,13 +166,13 @@ impl Fold {
     }
 
     fn balances(&mut self, balances: &[audit::StoredBalance], sums: &[audit::PostingSum]) {
-        let mut rows: HashMap<(String, String), (Amount, i64)> = HashMap::new();
+        let mut rows: HashMap<(String, String), (String, i64)> = HashMap::new();
         for sum in sums {
             match &sum.address {
                 Some(address) => {
                     rows.insert(
                         (address.clone(), sum.asset.clone()),
-                        (sum.amount.0, sum.count),
+                        (sum.amount.clone(), sum.count),
                     );
                 }
                 None => self.fault(format!(
@@ -147,11 +182,15 @@ impl Fold {
             }
         }
         self.report.balances = rows.len() as u64;
-        if rows != self.sums {
+        let sums: HashMap<(String, String), (String, i64)> = std::mem::take(&mut self.sums)
+            .into_iter()
+            .map(|(place, (sum, count))| (place, (sum.to_string(), count)))
+            .collect();
+        if rows != sums {
             let places: std::collections::BTreeSet<_> =
-                rows.keys().chain(self.sums.keys()).cloned().collect();
+                rows.keys().chain(sums.keys()).cloned().collect();
             for place in places {
-                let (stored, folded) = (rows.get(&place).copied(), self.sums.get(&place).copied());
+                let (stored, folded) = (rows.get(&place), sums.get(&place));
                 if stored != folded {
                     self.fault(format!(
                         "{} {}: postings {stored:?}, records {folded:?}",
@@ -170,9 +209,8 @@ impl Fold {
             };
             let folded = rows
                 .get(&(address.clone(), balance.asset.clone()))
-                .map(|sum| sum.0)
-                .unwrap_or_default();
-            if balance.amount.0 != folded {
+                .map_or("0", |sum| sum.0.as_str());
+            if balance.amount.0.to_string() != folded {
                 self.fault(format!(
                     "{address} {}: balance {}, postings {folded}",
                     balance.asset, balance.amount.0

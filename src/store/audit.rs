@@ -24,7 +24,7 @@ const BALANCES: &str = "-- audit_balances
 SELECT a.address, b.asset, b.amount, a.guard, a.floor FROM balances b LEFT JOIN accounts a ON a.account_no = b.account_no";
 
 const POSTING_SUMS: &str = "-- audit_posting_sums
-SELECT a.address, p.asset, sum(p.amount), count(*)
+SELECT a.address, p.asset, sum(p.amount)::text, count(*)
 FROM postings p LEFT JOIN accounts a ON a.account_no = p.account_no GROUP BY a.address, p.asset";
 
 const MISSING_BALANCES: &str = "-- audit_missing_balances
@@ -123,7 +123,7 @@ pub struct PostingSum {
     /// In what.
     pub asset: String,
     /// How much.
-    pub amount: Numeric,
+    pub amount: String,
     /// Number of postings.
     pub count: i64,
 }

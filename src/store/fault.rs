@@ -2,7 +2,7 @@
 //!
 //! The one place that reads SQLSTATEs.
 
-use tokio_postgres::error::{Error, SqlState};
+use tokio_postgres::error::{DbError, Error, Severity, SqlState};
 
 /// What to do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,13 @@ pub enum Fault {
     Down,
     /// The statement or its data is wrong: split the batch, so that one command fails alone.
     Wrong,
+}
+
+/// Whether the server says itself that it did not commit. Only a plain ERROR says so: a FATAL or a PANIC (no space for WAL, say)
+/// can come when the commit record is already on its way to the disk, and recovery then keeps it.
+#[must_use]
+pub fn commit_refused(error: &Error) -> bool {
+    error.as_db_error().and_then(DbError::parsed_severity) == Some(Severity::Error)
 }
 
 impl Fault {

@@ -22,8 +22,11 @@ UPDATE horizon SET position = $1, settled_at = clock_timestamp() WHERE position 
 const READ: &str = "-- read_horizon
 SELECT position FROM horizon";
 
+const AGE: &str = "-- horizon_age
+SELECT greatest(0, extract(epoch FROM clock_timestamp() - settled_at))::float8 FROM horizon";
+
 /// Every statement of this file.
-pub const STATEMENTS: &[&str] = &[READ_SEQUENCE, TAKE_ID, READ_OLDEST, SETTLE, READ];
+pub const STATEMENTS: &[&str] = &[READ_SEQUENCE, TAKE_ID, READ_OLDEST, SETTLE, READ, AGE];
 
 /// Positions up to `position` are settled once no transaction older than `transaction` runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,4 +81,12 @@ pub async fn settle(client: &Client, position: i64) -> Result<(), Error> {
 /// What Postgres says.
 pub async fn read(client: &Client) -> Result<i64, Error> {
     client.query_one(READ, &[]).await?.try_get(0)
+}
+
+/// Seconds since the horizon moved last, whoever moved it.
+///
+/// # Errors
+/// What Postgres says.
+pub async fn age(client: &Client) -> Result<f64, Error> {
+    client.query_one(AGE, &[]).await?.try_get(0)
 }

@@ -395,7 +395,7 @@ impl Locked {
             let key = DedupeKey {
                 subject: subject(&row, 0)?,
                 writer: subject(&row, 1)?,
-                key: IdempotencyKey::parse(row.try_get(2)?)
+                key: IdempotencyKey::exact(row.try_get(2)?)
                     .ok_or(BatchError::Corrupt("idempotency key"))?,
             };
             let stored = Stored {

@@ -14,8 +14,10 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 pub enum Purpose {
     /// The commit of a lane.
     Lane,
-    /// Reads of requests, readiness, the keeper.
+    /// Reads of requests, readiness.
     Read,
+    /// The keeper, elected by a session lock.
+    Keeper,
     /// The relay's scans and deletes, and its lease.
     Relay,
     /// Migrations, by the owner.
@@ -36,6 +38,11 @@ impl Purpose {
             Purpose::Read => {
                 "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s -c jit=off"
             }
+            // A node that vanished must not stay the keeper until TCP notices: that can take hours.
+            Purpose::Keeper => {
+                "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s \
+                 -c idle_session_timeout=15s -c jit=off"
+            }
             Purpose::Relay => {
                 "-c statement_timeout=10s -c lock_timeout=5s -c idle_in_transaction_session_timeout=10s \
                  -c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off"
@@ -53,6 +60,7 @@ impl Purpose {
         match self {
             Purpose::Lane => "daybook lane",
             Purpose::Read => "daybook read",
+            Purpose::Keeper => "daybook keeper",
             Purpose::Relay => "daybook relay",
             Purpose::Owner => "daybook owner",
             Purpose::Batch => "daybook batch",

@@ -305,6 +305,37 @@ async fn i2_a_refusal_does_not_burn_its_key() {
 }
 
 #[tokio::test]
+async fn i1_a_key_with_quotation_marks_of_its_own_is_found_again() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&settings(&ledger));
+    let outcome = lanes.submit(deposit("olga", "\"\"x\"\"", 5), soon()).await;
+    assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
+    let outcome = lanes.submit(deposit("olga", "\"\"x\"\"", 5), soon()).await;
+    assert!(matches!(outcome, Outcome::Replayed(_)), "{outcome:?}");
+    let outcome = lanes.submit(deposit("olga", "x", 5), soon()).await;
+    assert!(
+        matches!(outcome, Outcome::Created(_)),
+        "another key: {outcome:?}"
+    );
+    drain.finish().await;
+    ledger.finish().await;
+}
+
+/// The world owes what all users hold together: more digits than one amount has. Verification, at the end, must bear it.
+#[tokio::test]
+async fn an_account_without_a_guard_may_owe_more_than_one_amount() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&settings(&ledger));
+    let most = Amount::MAX.units();
+    for subject in ["rich", "richer", "richest"] {
+        let outcome = lanes.submit(deposit(subject, "all", most), soon()).await;
+        assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
+    }
+    drain.finish().await;
+    ledger.finish().await;
+}
+
+#[tokio::test]
 async fn i5_ten_replays_leave_one_outbox_row() {
     let ledger = Ledger::new().await;
     let (lanes, drain) = Lanes::start(&settings(&ledger));
@@ -329,6 +360,44 @@ async fn hold(ledger: &Ledger, sql: &str) -> tokio_postgres::Client {
         .await
         .unwrap();
     holder
+}
+
+#[tokio::test]
+async fn m13_what_a_lock_protects_is_read_after_the_wait_for_it() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&settings(&ledger));
+    let first = lanes.submit(deposit("mona", "first", 5), soon()).await;
+    assert!(matches!(first, Outcome::Created(_)), "{first:?}");
+    // Another pod is about to commit an event under the key `late`, and has the user's lock.
+    let other = hold(
+        &ledger,
+        "SELECT FROM users WHERE subject = 'mona' FOR NO KEY UPDATE;
+         INSERT INTO events SELECT nextval('events_position_seq'), user_no, 2, gen_random_uuid(), type, writer, 'late',
+             fingerprint, record, clock_timestamp(), effective_at FROM events",
+    )
+    .await;
+    let waiting = tokio::spawn(async move {
+        let outcome = lanes.submit(deposit("mona", "late", 5), soon()).await;
+        (lanes, outcome)
+    });
+    let blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    crate::ledger::eventually("the lane waits for the lock", async || {
+        ledger.value::<i64>(blocked).await == 1
+    })
+    .await;
+    other.batch_execute("COMMIT").await.unwrap();
+    let (lanes, outcome) = waiting.await.unwrap();
+    assert!(matches!(outcome, Outcome::Replayed(_)), "{outcome:?}");
+    drop(lanes);
+    drain.finish().await;
+    ledger
+        .admin
+        .batch_execute(
+            "SET session_replication_role = replica; DELETE FROM events WHERE idempotency_key = 'late'",
+        )
+        .await
+        .unwrap();
+    ledger.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

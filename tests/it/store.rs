@@ -7,6 +7,7 @@ use daybook::store::session::{self, Purpose};
 use daybook::store::{self, horizon, migrate, partitions};
 use daybook::telemetry::Metrics;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio_postgres::Client;
 
 async fn runtime(ledger: &Ledger) -> Client {
@@ -285,6 +286,92 @@ async fn r1_d9_the_horizon_waits_for_an_insert_that_is_held_open() {
     held.batch_execute("COMMIT").await.unwrap();
     eventually("the horizon passes", async || {
         horizon::read(&observer).await.unwrap() > position
+    })
+    .await;
+    stop.send(true).unwrap();
+    keeper.await.unwrap();
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn r1_the_horizon_moves_though_some_batch_is_always_running() {
+    let ledger = Ledger::new().await;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let keeper = tokio::spawn(keeper::run(
+        keeper::Settings {
+            database_url: ledger.url.clone(),
+            ledger: ledger.name.clone(),
+            metrics: Arc::new(Metrics::new()),
+        },
+        stopped,
+    ));
+    // Two lanes at work: each begins its next batch while the other's is still running.
+    let lanes = [superuser(&ledger.name).await, superuser(&ledger.name).await];
+    let begin = format!(
+        "BEGIN; SET LOCAL search_path = {}; SELECT pg_current_xact_id(); SELECT nextval('events_position_seq')",
+        ledger.name
+    );
+    lanes[0].batch_execute(&begin).await.unwrap();
+    let mut moved = false;
+    for turn in 1..100 {
+        lanes[turn % 2].batch_execute(&begin).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        lanes[(turn + 1) % 2].batch_execute("COMMIT").await.unwrap();
+        moved = moved || ledger.value::<i64>("SELECT position FROM horizon").await > 0;
+    }
+    assert!(moved, "the horizon stood still under load");
+    lanes[1].batch_execute("COMMIT").await.unwrap();
+    stop.send(true).unwrap();
+    keeper.await.unwrap();
+    ledger.finish().await;
+}
+
+/// Neither an advisory lock nor a reader stalls the horizon; a forgotten writer does, and its age does not begin anew with the pod.
+#[tokio::test]
+async fn r2_only_writers_hold_the_horizon_and_its_age_outlives_the_keeper() {
+    let ledger = Ledger::new().await;
+    let idle = superuser(&ledger.name).await;
+    idle.batch_execute("SELECT pg_advisory_lock(1)")
+        .await
+        .unwrap();
+    let reader = superuser(&ledger.name).await;
+    reader
+        .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        .await
+        .unwrap();
+    let metrics = Arc::new(Metrics::new());
+    let start = || {
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let settings = keeper::Settings {
+            database_url: ledger.url.clone(),
+            ledger: ledger.name.clone(),
+            metrics: metrics.clone(),
+        };
+        (stop, tokio::spawn(keeper::run(settings, stopped)))
+    };
+    let (stop, keeper) = start();
+    store_one(&ledger).await;
+    eventually("the horizon passes", async || {
+        ledger.value::<i64>("SELECT position FROM horizon").await > 0
+    })
+    .await;
+    stop.send(true).unwrap();
+    keeper.await.unwrap();
+    let writer = superuser(&ledger.name).await;
+    writer
+        .batch_execute("BEGIN; SELECT pg_current_xact_id()")
+        .await
+        .unwrap();
+    let past = "SELECT nextval('events_position_seq'); UPDATE horizon SET settled_at = settled_at - interval '1 hour'";
+    ledger.admin.batch_execute(past).await.unwrap();
+    let (stop, keeper) = start();
+    eventually("the age tells of the stall", async || {
+        metrics.horizon_age_seconds.get() > 3_600.0
+    })
+    .await;
+    writer.batch_execute("COMMIT").await.unwrap();
+    eventually("the age falls", async || {
+        metrics.horizon_age_seconds.get() < 60.0
     })
     .await;
     stop.send(true).unwrap();
