@@ -499,7 +499,7 @@ async fn d1_one_command_the_database_refuses_fails_alone() {
         .admin
         .batch_execute(
             "CREATE FUNCTION refuse_bad() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-               IF NEW.idempotency_key = 'bad' THEN RAISE EXCEPTION 'bad' USING ERRCODE = 'check_violation'; END IF;
+               IF NEW.idempotency_key = 'bad' THEN RAISE EXCEPTION 'bad'; END IF;
                RETURN NEW; END $$;
              CREATE TRIGGER refuse_bad BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION refuse_bad()",
         )

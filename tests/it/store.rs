@@ -439,8 +439,10 @@ async fn a_missing_partition_is_503_and_readiness_says_so() {
         daybook::commit::Outcome::Unavailable(daybook::commit::Unavailable::Database)
     );
     drain.finish().await;
-    let client = runtime(&ledger).await;
-    let found = store::reads::readiness(&client).await.unwrap();
+    let pool = session::pool(&ledger.url, &ledger.name, 1).unwrap();
+    let found = store::reads::readiness(&pool.get().await.unwrap())
+        .await
+        .unwrap();
     assert!(found.partitions < store::reads::PARTITIONS_NEEDED);
     ledger.finish().await;
 }
