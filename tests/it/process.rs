@@ -5,7 +5,9 @@ use crate::ledger::{Ledger, eventually, service};
 use daybook::service::Roles;
 use secrecy::ExposeSecret;
 use std::process::Stdio;
-use tokio::process::{Child, Command};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 
 /// The binary with the settings of this ledger.
 fn daybook(ledger: &Ledger) -> Command {
@@ -157,5 +159,122 @@ async fn tools_print_what_they_found_and_exit_by_it() {
         "{output:?}"
     );
     app.stop().await;
+    ledger.finish().await;
+}
+
+type Lines<T> = tokio::io::Lines<BufReader<T>>;
+
+/// The next line of a child's output with this in it.
+async fn line_with(lines: &mut Lines<impl AsyncRead + Unpin>, what: &str) -> String {
+    let reading = async {
+        loop {
+            let line = lines
+                .next_line()
+                .await
+                .unwrap()
+                .unwrap_or_else(|| panic!("the output ended before {what:?}"));
+            if line.contains(what) {
+                return line;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), reading)
+        .await
+        .unwrap_or_else(|_| panic!("no {what:?}"))
+}
+
+/// A server that logs each request as JSON: its log, and where it listens.
+async fn server(ledger: &Ledger) -> (Child, Lines<ChildStderr>, String) {
+    let mut command = daybook(ledger);
+    command
+        .env("DAYBOOK_LOG", "info,daybook::http=debug")
+        .env("DAYBOOK_LOG_FORMAT", "json")
+        .arg("serve");
+    let mut server = command.spawn().unwrap();
+    let mut log = BufReader::new(server.stderr.take().unwrap()).lines();
+    let serving: serde_json::Value =
+        serde_json::from_str(&line_with(&mut log, "\"serving\"").await).unwrap();
+    let address = serving["api"]
+        .as_str()
+        .unwrap()
+        .trim_start_matches("Some(")
+        .trim_end_matches(')');
+    let url = format!("http://{address}/v1/events");
+    (server, log, url)
+}
+
+fn tail(ledger: &Ledger, arguments: &[&str]) -> (Child, Lines<ChildStdout>) {
+    let mut child = daybook(ledger)
+        .args(["events", "tail"])
+        .args(arguments)
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (child, lines)
+}
+
+/// Posts a deposit with ids of the client's own; returns the record.
+async fn post(url: &str, key: &str) -> String {
+    let request = reqwest::Client::new()
+        .post(url)
+        .bearer_auth(admin())
+        .header("Idempotency-Key", key)
+        .header("Content-Type", "application/json")
+        .header("X-Request-Id", format!("request-{key}"))
+        .header("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+        .body(r#"{"type":"deposit","schema":"1.7","subject":"alice","data":{"asset":"EUR/2","amount":"1"}}"#);
+    let posted = request.send().await.unwrap();
+    assert_eq!(posted.status().as_u16(), 201);
+    assert_eq!(
+        posted.headers()["x-request-id"].to_str().unwrap(),
+        format!("request-{key}")
+    );
+    posted.text().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_served_request_is_logged_with_its_ids_and_tails_show_the_event() {
+    let ledger = Ledger::new().await;
+    let mut migrate = daybook(&ledger);
+    migrate
+        .env(
+            "DAYBOOK_OWNER_DATABASE_URL",
+            ledger.owner_url.expose_secret(),
+        )
+        .arg("migrate");
+    let migrated = migrate.output().await.unwrap();
+    assert!(
+        migrated.status.success()
+            && String::from_utf8_lossy(&migrated.stdout).starts_with("0 migrations")
+    );
+    daybook::relay::declare_queue(&service("TEST_AMQP_URL"), &ledger.name, &ledger.name, "#")
+        .await
+        .unwrap();
+    let (server, mut log, url) = server(&ledger).await;
+    let (rows, mut row_lines) = tail(&ledger, &[]);
+    let (broker, mut message_lines) = tail(&ledger, &["--broker", "--queue", &ledger.name]);
+    let started = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '-- tail_after%' AND datname = current_database()";
+    eventually("the rows are followed", async || {
+        ledger.value::<i64>(started).await > 0
+    })
+    .await;
+    let record = post(&url, "k").await;
+    let answered = line_with(&mut log, "answered").await;
+    assert!(
+        answered.contains("request-k") && answered.contains("0af7651916cd43dd8448eb211c80319c"),
+        "{answered}"
+    );
+    assert!(
+        line_with(&mut message_lines, "deposit subject=alice")
+            .await
+            .contains("usersequence=1")
+    );
+    assert_eq!(line_with(&mut message_lines, "specversion").await, record);
+    assert_eq!(line_with(&mut row_lines, "specversion").await, record);
+    for child in [rows, broker, server] {
+        signal(&child, "-TERM").await;
+        let output = child.wait_with_output().await.unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
     ledger.finish().await;
 }
