@@ -4,6 +4,7 @@
 //! COMMIT is never cancelled.
 
 use super::{Outcome, Phase, Recorded, Settings, Unavailable, record};
+use crate::domain::decide::DedupeKey;
 use crate::domain::{Decision, Draft, Rejection, Stored, decide};
 use crate::store::fault::{Fault, commit_refused};
 use crate::store::ledger::{self, BatchError, Locked, NewEvent, Statements};
@@ -441,6 +442,16 @@ async fn within<T>(phase: impl Future<Output = Result<T, BatchError>>) -> Result
     }
 }
 
+/// The event of this command whose COMMIT was lost and has happened all the same. Nothing that changed since, such as a revocation
+/// of the token, undoes it.
+fn written_before(job: &Job, locked: &Locked) -> Option<Recorded> {
+    let stored = locked.state.stored.get(&DedupeKey::of(&job.draft))?;
+    job.attempts.contains(&stored.event_id).then(|| Recorded {
+        event_id: stored.event_id,
+        record: stored.record.clone(),
+    })
+}
+
 /// Decides one command after another; each sees what those before it changed.
 fn decide_all<'a>(
     jobs: &'a [Job],
@@ -451,13 +462,11 @@ fn decide_all<'a>(
     let mut outcomes = Vec::with_capacity(jobs.len());
     let mut events = Vec::with_capacity(jobs.len());
     for job in jobs {
+        if let Some(recorded) = written_before(job, locked) {
+            outcomes.push(Outcome::Created(recorded));
+            continue;
+        }
         let outcome = match decide(&locked.state, &job.draft, locked.now) {
-            Decision::Replay(stored) if job.attempts.contains(&stored.event_id) => {
-                Outcome::Created(Recorded {
-                    event_id: stored.event_id,
-                    record: stored.record,
-                })
-            }
             Decision::Replay(stored) => Outcome::Replayed(stored),
             // A new user has no row to lock, so a lost COMMIT may still be on its way: only an insert would meet it.
             Decision::Refuse(_)
