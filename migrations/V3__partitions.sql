@@ -16,6 +16,9 @@ BEGIN
     IF parent NOT IN ('events', 'postings') THEN
         RAISE EXCEPTION '% is not partitioned', parent USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF abs(extract(epoch FROM starts - clock_timestamp())) > 400 * 86400 THEN
+        RAISE EXCEPTION '% is more than a year away', lower USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = to_regclass(parent) AND i.inhrelid = to_regclass(partition)) THEN
         RETURN false;
     END IF;

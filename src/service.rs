@@ -22,6 +22,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 
 /// What of the stop's time is left to lanes and relay after the API has drained.
 const AFTER_DRAIN: Duration = Duration::from_secs(10);
@@ -143,6 +144,7 @@ pub struct Service {
     pub api_addr: Option<SocketAddr>,
     /// Where probes and metrics listen.
     pub ops_addr: SocketAddr,
+    stop_within: Duration,
     stop: watch::Sender<bool>,
     ops_stop: watch::Sender<bool>,
     api: Option<(JoinHandle<()>, Drain)>,
@@ -162,6 +164,7 @@ impl Service {
         listeners: Listeners,
     ) -> Result<Self, StartError> {
         check(&config, roles)?;
+        let stop_within = Duration::from_millis(config.shutdown_timeout_ms);
         let parts = Parts {
             pool: session::pool(&config.database_url, &config.ledger, config.pool_size)?,
             config: Arc::new(config),
@@ -187,6 +190,7 @@ impl Service {
         Ok(Service {
             api_addr,
             ops_addr,
+            stop_within,
             stop,
             ops_stop,
             api,
@@ -196,22 +200,32 @@ impl Service {
         })
     }
 
-    /// Stops it: every accepted command is answered first. Bounded by the configured time.
+    /// Stops it: every accepted command is answered first. Each step has what is left of the configured time; what is not done
+    /// by then is cut off (an event that is in the ledger stays in the outbox, and another pod publishes it).
     pub async fn stop(self) {
+        let deadline = Instant::now() + self.stop_within;
         let _ = self.stop.send(true);
-        if let Some((serving, drain)) = self.api {
-            let _ = serving.await;
-            drain.finish().await;
-        }
-        if let Some(relay) = self.relay {
-            relay.stop().await;
-        }
+        let stopping = async {
+            if let Some((serving, drain)) = self.api {
+                let _ = serving.await;
+                drain.finish().await;
+            }
+        };
+        let answered = timeout_at(deadline, stopping).await.is_ok();
+        let published = match self.relay {
+            Some(relay) => timeout_at(deadline, relay.stop()).await.is_ok(),
+            None => true,
+        };
         if let Some(keeper) = self.keeper {
-            let _ = keeper.await;
+            let _ = timeout_at(deadline, keeper).await;
         }
         let _ = self.ops_stop.send(true);
-        let _ = self.ops.await;
-        tracing::info!("stopped");
+        let _ = timeout_at(deadline, self.ops).await;
+        if answered && published {
+            tracing::info!("stopped");
+        } else {
+            tracing::warn!(answered, published, "stopped at the end of the time for it");
+        }
     }
 }
 

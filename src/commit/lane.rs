@@ -10,7 +10,9 @@ use crate::store::fault::{Fault, commit_refused};
 use crate::store::ledger::{self, BatchError, Locked, NewEvent, Statements};
 use crate::store::session::{self, Purpose};
 use crate::telemetry::Kind;
+use futures_util::FutureExt;
 use jiff::{SignedDuration, Timestamp};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
@@ -23,6 +25,8 @@ const CONFLICTS_MAX: u8 = 10;
 const SESSIONS_MAX: u8 = 3;
 /// How long the parts of a split batch wait for a lock, in milliseconds; one command alone waits the session's full second.
 const PATIENCE_MS: u16 = 50;
+/// How long a batch waits for a lock before it is split, in milliseconds: longer than a few commits of other lanes.
+const BATCH_PATIENCE_MS: u16 = 500;
 /// How long a phase may take before the session counts as lost; the server's own time-outs are shorter.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(12);
 /// How long COMMIT may take before the session is dropped and the batch run again under the locks.
@@ -90,11 +94,11 @@ struct Batch {
 impl Batch {
     fn of(jobs: Vec<Job>) -> Self {
         Batch {
+            patience: (jobs.len() > 1).then_some(BATCH_PATIENCE_MS),
             jobs,
             conflicts: 0,
             sessions: 0,
             unknown: false,
-            patience: None,
         }
     }
 
@@ -172,8 +176,14 @@ impl Lane {
                 let Ok(job) = jobs.try_recv() else { break };
                 self.take(job, &mut batch);
             }
-            if !batch.is_empty() {
-                self.settle(batch).await;
+            if batch.is_empty() {
+                continue;
+            }
+            // A bug must cost one batch (its requests learn that the outcome is unknown), not the lane and its users for ever.
+            let settled = AssertUnwindSafe(self.settle(batch)).catch_unwind().await;
+            if settled.is_err() {
+                tracing::error!("a lane panicked; it goes on with a new session");
+                self.session = None;
             }
         }
     }
@@ -255,7 +265,6 @@ impl Lane {
         let started = Instant::now();
         let result = transact(session, batch, &self.source, &self.settings).await;
         session.batches += 1;
-        let done = matches!(result, Ok(_) | Err(Failure::ClockSkew));
         let size = batch.jobs.len();
         match &result {
             Ok(_) => {
@@ -270,16 +279,26 @@ impl Lane {
                     .observe(f64::from(u32::try_from(size).unwrap_or(u32::MAX)));
             }
             Err(Failure::CommitLost | Failure::Fault(Fault::Lost)) => self.session = None,
+            // A server that cannot serve may have become a standby: only a new session finds the one that can.
+            Err(Failure::Fault(Fault::Down)) => {
+                self.session = None;
+                self.pause_reconnecting();
+            }
             Err(_) => {}
         }
         let spent = self
             .session
             .as_ref()
             .is_some_and(|s| s.batches >= SESSION_BATCHES_MAX || s.client.is_closed());
-        if spent || (!done && !self.roll_back().await) {
+        if spent || (result.is_err() && !self.roll_back().await) {
             self.session = None;
         }
         result
+    }
+
+    fn pause_reconnecting(&mut self) {
+        let pause = RECONNECT_PAUSE.mul_f64(1.0 + rand::random::<f64>());
+        self.not_before = Some(Instant::now() + pause);
     }
 
     async fn roll_back(&self) -> bool {
@@ -327,8 +346,7 @@ impl Lane {
             }
             Err(error) => {
                 tracing::warn!(error, "a lane has no database session");
-                self.not_before =
-                    Some(Instant::now() + RECONNECT_PAUSE.mul_f64(1.0 + rand::random::<f64>()));
+                self.pause_reconnecting();
                 Err(Failure::Fault(Fault::Down))
             }
         }

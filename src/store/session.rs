@@ -99,7 +99,7 @@ pub fn settings(
     let given = config.get_options().unwrap_or_default().to_owned();
     config
         .options(format!(
-            "{given} -c search_path={ledger} -c TimeZone=UTC {SERVER_KEEPALIVES} {}",
+            "{given} -c search_path={ledger},pg_temp -c TimeZone=UTC {SERVER_KEEPALIVES} {}",
             purpose.settings()
         ))
         .application_name(purpose.name())

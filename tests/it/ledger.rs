@@ -77,9 +77,9 @@ impl Ledger {
         let admin = superuser(&name).await;
         admin
             .batch_execute(&format!(
-                "ALTER SCHEMA template RENAME TO {name}; SET search_path = {name}; \
+                "ALTER SCHEMA template RENAME TO {name}; SET search_path = {name}, pg_temp; \
                  GRANT CREATE ON DATABASE {name} TO daybook_owner; \
-                 ALTER FUNCTION make_partition(text, timestamptz) SET search_path = {name}"
+                 ALTER FUNCTION make_partition(text, timestamptz) SET search_path = {name}, pg_temp"
             ))
             .await
             .unwrap();

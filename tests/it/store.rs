@@ -446,3 +446,40 @@ async fn a_missing_partition_is_503_and_readiness_says_so() {
     assert!(found.partitions < store::reads::PARTITIONS_NEEDED);
     ledger.finish().await;
 }
+
+#[tokio::test]
+async fn a_database_that_is_ahead_is_left_alone_and_lost_rights_are_given_again() {
+    let ledger = Ledger::new().await;
+    ledger
+        .admin
+        .batch_execute(
+            "INSERT INTO refinery_schema_history SELECT version + 100, 'later', applied_on, checksum
+             FROM refinery_schema_history LIMIT 1;
+             REVOKE SELECT ON users FROM daybook; REVOKE USAGE ON SEQUENCE events_position_seq FROM daybook",
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        migrate::migrate(&ledger.owner_url, &ledger.url, &ledger.name)
+            .await
+            .unwrap(),
+        0
+    );
+    store_one(&ledger).await;
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn partitions_far_away_are_refused() {
+    let ledger = Ledger::new().await;
+    let client = runtime(&ledger).await;
+    for month in [
+        "now() + interval '3 years'",
+        "now() - interval '3 years'",
+        "'infinity'",
+    ] {
+        let sql = format!("SELECT make_partition('events', {month})");
+        assert!(client.batch_execute(&sql).await.is_err(), "{month}");
+    }
+    ledger.finish().await;
+}
