@@ -187,6 +187,8 @@ async fn what_the_edge_refuses() {
         assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
         let id = response.headers()["x-request-id"].to_str().unwrap();
         assert_eq!(problem["request_id"], id);
+        let timing = response.headers()["server-timing"].to_str().unwrap();
+        assert!(timing.starts_with("app;dur="), "{timing}");
         if status == 405 {
             let allow = response.headers()[ALLOW].to_str().unwrap();
             assert!(allow.contains("GET") && allow.contains("POST"), "{allow}");
@@ -268,6 +270,9 @@ async fn a7_a_panic_or_a_hang_tells_nothing_but_the_requests_id() {
         let request = request(method, "/x", Some(&token), "{}");
         let response = router.oneshot(request).await.unwrap();
         assert_eq!(response.status(), status);
+        let headers = response.headers();
+        assert!(headers.contains_key("x-request-id") && headers.contains_key("server-timing"));
+        assert_eq!(headers.contains_key(RETRY_AFTER), status == 503);
         let body = to_bytes(response.into_body(), 10_000).await.unwrap();
         let text = String::from_utf8(body.to_vec()).unwrap();
         assert!(text.contains(code) && text.contains("request_id"), "{text}");
