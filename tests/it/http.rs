@@ -827,3 +827,42 @@ async fn probes_and_metrics_tell_the_state() {
     app.stop().await;
     ledger.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_begun_command_is_504_a_second_after_its_deadline_and_goes_on() {
+    let ledger = Ledger::new().await;
+    let mut config = config(&ledger);
+    config.request_timeout_ms = 2_000;
+    let app = App::with(config, Roles::ALL).await;
+    app.fund("alice", 10).await;
+    let owner = crate::ledger::superuser(&ledger.name).await;
+    owner
+        .batch_execute(&format!(
+            "CREATE FUNCTION {0}.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(5); RETURN NEW; END';
+             CREATE TRIGGER slow BEFORE INSERT ON {0}.events FOR EACH ROW EXECUTE FUNCTION {0}.slow()",
+            ledger.name
+        ))
+        .await
+        .unwrap();
+    let answer = app.post(&user("alice"), "k", &transfer("bob", 1)).await;
+    answer.refused(504, "outcome_unknown");
+    let detail = answer.json()["detail"].to_string();
+    assert!(
+        detail.contains("the same key"),
+        "its lane says so: {detail}"
+    );
+    let metrics = app.ops("/metrics").await.body;
+    let counted = metrics
+        .lines()
+        .any(|line| line.contains("kind=\"unknown\"") && line.ends_with(" 1"));
+    assert!(counted, "{metrics}");
+    eventually("the batch went on", async || {
+        app.post(&user("alice"), "k", &transfer("bob", 1))
+            .await
+            .status
+            == 200
+    })
+    .await;
+    app.stop().await;
+    ledger.finish().await;
+}
