@@ -340,3 +340,4 @@ impl Parts {
         }
     }
 }
+            write_stall: http::WRITE_STALL_MAX,

@@ -10,6 +10,7 @@ mod outbox;
 mod problem;
 mod request;
 mod serve;
+mod stall;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -19,7 +20,7 @@ mod users;
 pub use ops::{Ops, ops_router};
 pub use problem::{CODES, Code, Problem};
 pub use request::BODY_BYTES_MAX;
-pub use serve::{Limits, serve};
+pub use serve::{Limits, WRITE_STALL_MAX, serve};
 
 use crate::auth::Verifier;
 use crate::commit::Lanes;

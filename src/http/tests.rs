@@ -290,6 +290,7 @@ async fn the_server_answers_limits_heads_and_drains() {
     let limits = Limits {
         header_timeout: Duration::from_millis(200),
         connections_max: 10,
+        write_stall: Duration::from_secs(5),
         drain: Duration::from_secs(5),
     };
     let gauge = prometheus_client::metrics::gauge::Gauge::default();
@@ -321,4 +322,53 @@ async fn the_server_answers_limits_heads_and_drains() {
         .unwrap();
     assert_eq!(gauge.get(), 0);
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
+}
+
+const BIG: usize = 32 * 1024 * 1024;
+const STALL: Duration = Duration::from_secs(1);
+
+/// A server with room for one connection, whose answer is more than the kernel buffers.
+async fn narrow_server() -> std::net::SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let limits = Limits {
+        header_timeout: Duration::from_secs(60),
+        write_stall: STALL,
+        connections_max: 1,
+        drain: Duration::from_secs(1),
+    };
+    let big = axum::routing::get(|| async { vec![b'x'; BIG] });
+    let router = Router::new().route("/big", big);
+    let gauge = prometheus_client::metrics::gauge::Gauge::default();
+    tokio::spawn(serve(
+        listener,
+        router,
+        std::future::pending(),
+        limits,
+        gauge,
+    ));
+    address
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_loses_its_place_and_a_slow_one_does_not() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    const GET: &[u8] = b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n";
+    let address = narrow_server().await;
+    let mut deaf = tokio::net::TcpStream::connect(address).await.unwrap();
+    deaf.write_all(&GET.repeat(20)).await.unwrap();
+    // The one place is taken: this client is served only once the other has lost it.
+    let mut slow = tokio::net::TcpStream::connect(address).await.unwrap();
+    slow.write_all(GET).await.unwrap();
+    let started = tokio::time::Instant::now();
+    let mut buffer = vec![0; BIG / 128];
+    let mut received = 0;
+    while received < BIG {
+        let read = tokio::time::timeout(Duration::from_secs(20), slow.read(&mut buffer));
+        let read = read.await.unwrap().unwrap();
+        assert!(read > 0, "cut off after {received} bytes");
+        received += read;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(started.elapsed() > 2 * STALL);
 }
