@@ -38,6 +38,7 @@ use deadpool_postgres::Pool;
 use futures_util::future::BoxFuture;
 use request::Call;
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// What handlers work with.
 #[derive(Clone, Debug)]
@@ -52,8 +53,16 @@ pub struct App {
     pub lanes: Lanes,
     /// Connections for reads. Its own time-outs bound every wait for one.
     pub pool: Pool,
+    /// Turns of the sums over unguarded accounts: see [`sums`].
+    pub sums: Arc<Semaphore>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+}
+
+/// The turns of sums for a pool of this size: half of it, so that other reads find a connection; one at least.
+#[must_use]
+pub fn sums(pool_size: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new((pool_size / 2).max(1)))
 }
 
 /// A method that routes take.

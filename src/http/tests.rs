@@ -51,6 +51,7 @@ fn edge() -> Edge {
         verifier: Arc::new(Verifier::load(&keys).unwrap()),
         lanes,
         pool: unreachable_pool(),
+        sums: sums(1),
         metrics,
     };
     Edge {
@@ -289,8 +290,8 @@ async fn the_server_answers_limits_heads_and_drains() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let limits = Limits {
         header_timeout: Duration::from_millis(200),
-        connections_max: 10,
         write_stall: Duration::from_secs(5),
+        connections_max: 10,
         drain: Duration::from_secs(5),
     };
     let gauge = prometheus_client::metrics::gauge::Gauge::default();
