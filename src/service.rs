@@ -167,6 +167,7 @@ impl Service {
         let stop_within = Duration::from_millis(config.shutdown_timeout_ms);
         let parts = Parts {
             pool: session::pool(&config.database_url, &config.ledger, config.pool_size)?,
+            probe: session::pool(&config.database_url, &config.ledger, 1)?,
             config: Arc::new(config),
             metrics: Arc::new(Metrics::new()),
             waker: Waker::default(),
@@ -183,7 +184,9 @@ impl Service {
             Some(listener) => Some(parts.api(listener, stopped.clone())?),
             None => None,
         };
-        tokio::spawn(renew(parts.pool.clone(), stopped.clone()));
+        for pool in [&parts.pool, &parts.probe] {
+            tokio::spawn(renew(pool.clone(), stopped.clone()));
+        }
         let relay = roles.relay.then(|| parts.relay());
         let keeper = roles.keeper.then(|| parts.keeper(stopped.clone()));
         let ops = parts.ops(listeners.ops, stopped, ops_stopped);
@@ -261,6 +264,8 @@ struct Parts {
     config: Arc<Config>,
     metrics: Arc<Metrics>,
     pool: deadpool_postgres::Pool,
+    /// One connection, for readiness alone.
+    probe: deadpool_postgres::Pool,
     waker: Waker,
 }
 
@@ -294,6 +299,7 @@ impl Parts {
             verifier,
             lanes,
             pool: self.pool.clone(),
+            sums: http::sums(config.pool_size),
             metrics: self.metrics.clone(),
         };
         let open = self.metrics.connections.clone();
@@ -330,6 +336,7 @@ impl Parts {
     ) -> JoinHandle<()> {
         let router = http::ops_router(Ops {
             pool: self.pool.clone(),
+            probe: self.probe.clone(),
             metrics: self.metrics.clone(),
             schema_version: migrate::version(),
             stopping,
@@ -349,6 +356,7 @@ impl Parts {
         let stop = Duration::from_millis(self.config.shutdown_timeout_ms);
         Limits {
             header_timeout: Duration::from_millis(self.config.header_timeout_ms),
+            write_stall: http::WRITE_STALL_MAX,
             connections_max: self.config.connections_max,
             drain: stop.saturating_sub(AFTER_DRAIN).max(AFTER_DRAIN / 10),
         }

@@ -84,6 +84,14 @@ impl AuthError {
 struct Head {
     alg: String,
     kid: Option<String>,
+    /// Whether the header names extensions that must be understood.
+    #[serde(default, deserialize_with = "present")]
+    crit: bool,
+}
+
+/// True whatever the value is, null among them.
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    serde::de::IgnoredAny::deserialize(deserializer).map(|_| true)
 }
 
 #[derive(Deserialize)]
@@ -211,6 +219,10 @@ impl Verifier {
             return Err(AuthError::Malformed("not three parts"));
         };
         let head: Head = decode_part(head).ok_or(AuthError::Malformed("header"))?;
+        if head.crit {
+            // RFC 7515, 4.1.11: an extension that is not understood refuses the token, and none is understood here.
+            return Err(AuthError::Malformed("crit names an extension"));
+        }
         // What is read before the signature is verified only chooses the key.
         let IssuerOnly { iss } = decode_part(claims).ok_or(AuthError::Malformed("iss"))?;
         let issuer = self.issuers.get(iss.as_str()).ok_or(AuthError::Issuer)?;

@@ -268,6 +268,33 @@ fn what_is_no_token_is_refused() {
 }
 
 #[test]
+fn a_token_with_a_critical_extension_is_refused() {
+    let verifier = verifier();
+    let body = b64(claims().to_string().as_bytes());
+    let signed = |head: Value| {
+        let signed = format!("{}.{body}", b64(head.to_string().as_bytes()));
+        let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &[7; 32]);
+        let signature = aws_lc_rs::hmac::sign(&key, signed.as_bytes());
+        format!("{signed}.{}", b64(signature.as_ref()))
+    };
+    let plain = signed(json!({"alg":"HS256","kid":"hs","b64":true}));
+    assert!(verifier.verify(&plain, now()).is_ok());
+    for crit in [
+        json!(["b64"]),
+        json!(["x"]),
+        json!([]),
+        json!("x"),
+        json!(null),
+    ] {
+        let token = signed(json!({"alg":"HS256","kid":"hs","b64":true,"x":1,"crit":crit}));
+        assert!(
+            matches!(verifier.verify(&token, now()), Err(AuthError::Malformed(_))),
+            "{crit}"
+        );
+    }
+}
+
+#[test]
 fn a_remembered_token_still_expires() {
     let verifier = verifier();
     let token = sign(pair(Algorithm::ES256), &changed("nbf", json!(NOW_S - 5)));

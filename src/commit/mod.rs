@@ -75,8 +75,9 @@ impl Outcome {
     }
 }
 
-/// How long a request waits past its deadline once its batch has begun: the batch's own time-outs end it before.
-const BEGUN_GRACE: Duration = Duration::from_secs(20);
+/// How long a request waits past its deadline once its batch has begun; then its outcome is unknown to it, and the batch
+/// goes on.
+pub const BEGUN_GRACE: Duration = Duration::from_secs(1);
 
 /// What the lanes of a pod need.
 #[derive(Clone)]

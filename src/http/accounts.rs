@@ -4,10 +4,11 @@ use super::json;
 use super::problem::Problem;
 use super::request::Call;
 use crate::domain::{Address, Guard, Scope};
-use crate::store::reads;
+use crate::store::reads::{self, Balance};
 use axum::body::Body;
 use axum::http::Response;
 use serde_json::json;
+use tracing::Instrument;
 
 /// `GET /v1/accounts/{address}`: an account that the chart knows and nobody has used holds nothing.
 pub(super) async fn get(call: Call) -> Result<Response<Body>, Problem> {
@@ -23,20 +24,37 @@ pub(super) async fn get(call: Call) -> Result<Response<Body>, Problem> {
             None => call.principal.scopes.has(Scope::ReadAny),
         })
         .ok_or_else(Problem::not_found)?;
-    let client = call.client().await?;
     let (guard, balances) = match account.guard {
         Guard::Floor(_) => {
+            let client = call.client().await?;
             let reading = reads::floor_balances(&client, &address);
             ("floor", call.read(&client, reading).await?)
         }
-        Guard::None => {
-            let reading = reads::summed_balances(&client, &address);
-            ("none", call.read(&client, reading).await?)
-        }
+        Guard::None => ("none", summed(call, address.clone()).await?),
     };
     let mut body = json!({"account": address, "guard": guard, "balances": balances});
     if let Some(owner) = account.owner {
         body["owner"] = owner.as_str().into();
     }
     Ok(json(body.to_string()))
+}
+
+/// Sums an account's postings when its turn comes: such a read may take seconds, and must leave connections to others. The
+/// request's deadline bounds the wait.
+async fn summed(call: Call, address: Address) -> Result<Vec<Balance>, Problem> {
+    let turn = call.app.sums.clone().acquire_owned().await;
+    let turn = turn.map_err(|_| Problem::internal())?;
+    // A task of its own: a request that is given up must not give back turn and connection while the statement still runs.
+    let summing = async move {
+        let _turn = turn;
+        let client = call.client().await?;
+        let reading = reads::summed_balances(&client, &address);
+        call.read(&client, reading).await
+    };
+    tokio::spawn(summing.in_current_span())
+        .await
+        .unwrap_or_else(|error| {
+            tracing::error!(%error, "a sum ended early");
+            Err(Problem::internal())
+        })
 }

@@ -10,6 +10,7 @@ mod outbox;
 mod problem;
 mod request;
 mod serve;
+mod stall;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -19,7 +20,7 @@ mod users;
 pub use ops::{Ops, ops_router};
 pub use problem::{CODES, Code, Problem};
 pub use request::BODY_BYTES_MAX;
-pub use serve::{Limits, serve};
+pub use serve::{Limits, WRITE_STALL_MAX, serve};
 
 use crate::auth::Verifier;
 use crate::commit::Lanes;
@@ -37,6 +38,7 @@ use deadpool_postgres::Pool;
 use futures_util::future::BoxFuture;
 use request::Call;
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// What handlers work with.
 #[derive(Clone, Debug)]
@@ -51,8 +53,16 @@ pub struct App {
     pub lanes: Lanes,
     /// Connections for reads. Its own time-outs bound every wait for one.
     pub pool: Pool,
+    /// Turns of the sums over unguarded accounts: see [`sums`].
+    pub sums: Arc<Semaphore>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+}
+
+/// The turns of sums for a pool of this size: half of it, so that other reads find a connection; one at least.
+#[must_use]
+pub fn sums(pool_size: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new((pool_size / 2).max(1)))
 }
 
 /// A method that routes take.

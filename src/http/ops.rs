@@ -23,8 +23,10 @@ pub const CLOCKS_APART_MAX: SignedDuration = SignedDuration::from_secs(60);
 /// What the operations port needs.
 #[derive(Clone, Debug)]
 pub struct Ops {
-    /// The read pool.
+    /// The API's read pool, for its gauges.
     pub pool: Pool,
+    /// Readiness's own connection: reads that fill the API's pool must not turn a pod away.
+    pub probe: Pool,
     /// What is encoded.
     pub metrics: Arc<Metrics>,
     /// The migration that this binary was built for.
@@ -75,7 +77,7 @@ async fn unready(ops: &Ops) -> Option<String> {
         return Some("stopping".to_owned());
     }
     let reading = async {
-        let client = ops.pool.get().await.map_err(|error| error.to_string())?;
+        let client = ops.probe.get().await.map_err(|error| error.to_string())?;
         reads::readiness(&client)
             .await
             .map_err(|error| error.to_string())

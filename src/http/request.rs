@@ -4,6 +4,7 @@
 
 use super::problem::Problem;
 use super::{App, Needs, Route, Verb};
+use crate::commit::BEGUN_GRACE;
 use crate::domain::{Principal, Scope};
 use crate::store::reads;
 use crate::telemetry::RequestLabels;
@@ -27,8 +28,9 @@ use tracing::Instrument;
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
 /// Longest request id that is taken from a client, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 64;
-/// How much longer than the deadline a write may take to tell its outcome: its lane answers in time, this is the backstop.
-const WRITE_GRACE: Duration = Duration::from_secs(1);
+/// How much longer than the deadline a write may take to tell its outcome. The lanes decide it within their grace; this is
+/// the backstop behind them, and the bound of writes that go through no lane.
+const WRITE_BACKSTOP: Duration = BEGUN_GRACE.saturating_add(Duration::from_secs(1));
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -293,7 +295,7 @@ async fn answer(
     };
     if route.writes {
         // What may have been written is never answered with "nothing was done".
-        return tokio::time::timeout_at(deadline + WRITE_GRACE, (route.handler)(call))
+        return tokio::time::timeout_at(deadline + WRITE_BACKSTOP, (route.handler)(call))
             .await
             .map_err(|_| Problem::new("outcome_unknown", "the deadline passed"))?;
     }

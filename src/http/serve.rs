@@ -2,6 +2,7 @@
 //!
 //! Listener and stop signal come in as values, so a test binds port 0 and stops it by hand.
 
+use super::stall::Unstalled;
 use axum::Router;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -21,11 +22,16 @@ const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// How long the loop waits after a failed accept: out of descriptors, it must not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long an answer may wait for its client to read any of it.
+pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
+
 /// The limits of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// How long a client may take to send its request's head.
     pub header_timeout: Duration,
+    /// How long a write may wait for a client that does not read. One that reads, however slowly, is never cut off.
+    pub write_stall: Duration,
     /// Open connections at most; more wait in the kernel's queue.
     pub connections_max: usize,
     /// How long open requests may take to finish after the stop signal.
@@ -96,7 +102,10 @@ async fn connection(
         .header_read_timeout(limits.header_timeout)
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(
+            TokioIo::new(Unstalled::new(stream, limits.write_stall)),
+            TowerToHyperService::new(router),
+        );
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection ended early");
     }

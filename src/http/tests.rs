@@ -51,6 +51,7 @@ fn edge() -> Edge {
         verifier: Arc::new(Verifier::load(&keys).unwrap()),
         lanes,
         pool: unreachable_pool(),
+        sums: sums(1),
         metrics,
     };
     Edge {
@@ -187,6 +188,8 @@ async fn what_the_edge_refuses() {
         assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
         let id = response.headers()["x-request-id"].to_str().unwrap();
         assert_eq!(problem["request_id"], id);
+        let timing = response.headers()["server-timing"].to_str().unwrap();
+        assert!(timing.starts_with("app;dur="), "{timing}");
         if status == 405 {
             let allow = response.headers()[ALLOW].to_str().unwrap();
             assert!(allow.contains("GET") && allow.contains("POST"), "{allow}");
@@ -268,6 +271,9 @@ async fn a7_a_panic_or_a_hang_tells_nothing_but_the_requests_id() {
         let request = request(method, "/x", Some(&token), "{}");
         let response = router.oneshot(request).await.unwrap();
         assert_eq!(response.status(), status);
+        let headers = response.headers();
+        assert!(headers.contains_key("x-request-id") && headers.contains_key("server-timing"));
+        assert_eq!(headers.contains_key(RETRY_AFTER), status == 503);
         let body = to_bytes(response.into_body(), 10_000).await.unwrap();
         let text = String::from_utf8(body.to_vec()).unwrap();
         assert!(text.contains(code) && text.contains("request_id"), "{text}");
@@ -284,6 +290,7 @@ async fn the_server_answers_limits_heads_and_drains() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let limits = Limits {
         header_timeout: Duration::from_millis(200),
+        write_stall: Duration::from_secs(5),
         connections_max: 10,
         drain: Duration::from_secs(5),
     };
@@ -316,4 +323,53 @@ async fn the_server_answers_limits_heads_and_drains() {
         .unwrap();
     assert_eq!(gauge.get(), 0);
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
+}
+
+const BIG: usize = 32 * 1024 * 1024;
+const STALL: Duration = Duration::from_secs(1);
+
+/// A server with room for one connection, whose answer is more than the kernel buffers.
+async fn narrow_server() -> std::net::SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let limits = Limits {
+        header_timeout: Duration::from_secs(60),
+        write_stall: STALL,
+        connections_max: 1,
+        drain: Duration::from_secs(1),
+    };
+    let big = axum::routing::get(|| async { vec![b'x'; BIG] });
+    let router = Router::new().route("/big", big);
+    let gauge = prometheus_client::metrics::gauge::Gauge::default();
+    tokio::spawn(serve(
+        listener,
+        router,
+        std::future::pending(),
+        limits,
+        gauge,
+    ));
+    address
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_loses_its_place_and_a_slow_one_does_not() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    const GET: &[u8] = b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n";
+    let address = narrow_server().await;
+    let mut deaf = tokio::net::TcpStream::connect(address).await.unwrap();
+    deaf.write_all(&GET.repeat(20)).await.unwrap();
+    // The one place is taken: this client is served only once the other has lost it.
+    let mut slow = tokio::net::TcpStream::connect(address).await.unwrap();
+    slow.write_all(GET).await.unwrap();
+    let started = tokio::time::Instant::now();
+    let mut buffer = vec![0; BIG / 128];
+    let mut received = 0;
+    while received < BIG {
+        let read = tokio::time::timeout(Duration::from_secs(20), slow.read(&mut buffer));
+        let read = read.await.unwrap().unwrap();
+        assert!(read > 0, "cut off after {received} bytes");
+        received += read;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(started.elapsed() > 2 * STALL);
 }

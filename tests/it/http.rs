@@ -827,3 +827,89 @@ async fn probes_and_metrics_tell_the_state() {
     app.stop().await;
     ledger.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_sums_leave_readiness_and_other_reads_alone() {
+    let ledger = Ledger::new().await;
+    let mut config = config(&ledger);
+    config.pool_size = 2;
+    let roles = Roles {
+        api: true,
+        relay: false,
+        keeper: false,
+    };
+    let app = std::sync::Arc::new(App::with(config, roles).await);
+    app.fund("alice", 10).await;
+    let held = crate::ledger::superuser(&ledger.name).await;
+    held.batch_execute(&format!(
+        "BEGIN; LOCK TABLE {}.postings IN ACCESS EXCLUSIVE MODE",
+        ledger.name
+    ))
+    .await
+    .unwrap();
+    let sums: Vec<_> = (0..6)
+        .map(|_| {
+            let app = app.clone();
+            tokio::spawn(async move { app.get(&admin(), "/v1/accounts/world").await.status })
+        })
+        .collect();
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database() \
+                   AND query LIKE '-- summed_balances%'";
+    eventually("a sum waits", async || {
+        ledger.value::<i64>(waiting).await > 0
+    })
+    .await;
+    for _ in 0..5 {
+        let ready = app.ops("/readyz").await;
+        assert_eq!(ready.status, 200, "{}", ready.body);
+        app.get(&admin(), "/v1/users/alice").await.ok(200);
+        assert!(ledger.value::<i64>(waiting).await <= 1);
+    }
+    held.batch_execute("ROLLBACK").await.unwrap();
+    for sum in sums {
+        let status = sum.await.unwrap();
+        assert!([200, 503].contains(&status), "{status}");
+    }
+    app.get(&admin(), "/v1/accounts/world").await.ok(200);
+    std::sync::Arc::into_inner(app).unwrap().stop().await;
+    ledger.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_begun_command_is_504_a_second_after_its_deadline_and_goes_on() {
+    let ledger = Ledger::new().await;
+    let mut config = config(&ledger);
+    config.request_timeout_ms = 2_000;
+    let app = App::with(config, Roles::ALL).await;
+    app.fund("alice", 10).await;
+    let owner = crate::ledger::superuser(&ledger.name).await;
+    owner
+        .batch_execute(&format!(
+            "CREATE FUNCTION {0}.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(5); RETURN NEW; END';
+             CREATE TRIGGER slow BEFORE INSERT ON {0}.events FOR EACH ROW EXECUTE FUNCTION {0}.slow()",
+            ledger.name
+        ))
+        .await
+        .unwrap();
+    let answer = app.post(&user("alice"), "k", &transfer("bob", 1)).await;
+    answer.refused(504, "outcome_unknown");
+    let detail = answer.json()["detail"].to_string();
+    assert!(
+        detail.contains("the same key"),
+        "its lane says so: {detail}"
+    );
+    let metrics = app.ops("/metrics").await.body;
+    let counted = metrics
+        .lines()
+        .any(|line| line.contains("kind=\"unknown\"") && line.ends_with(" 1"));
+    assert!(counted, "{metrics}");
+    eventually("the batch went on", async || {
+        app.post(&user("alice"), "k", &transfer("bob", 1))
+            .await
+            .status
+            == 200
+    })
+    .await;
+    app.stop().await;
+    ledger.finish().await;
+}
