@@ -94,11 +94,17 @@ async fn unready(ops: &Ops) -> Option<String> {
 }
 
 fn judge(found: &reads::Readiness, schema_version: i64, now: Timestamp) -> Option<String> {
-    if found.schema_version != Some(schema_version) {
+    // A newer schema serves an older binary: a rolling update has both for a while.
+    if found
+        .schema_version
+        .is_none_or(|version| version < schema_version)
+    {
         let is = found
             .schema_version
             .map_or("none".to_owned(), |version| version.to_string());
-        return Some(format!("schema: version {is}, needed {schema_version}"));
+        return Some(format!(
+            "schema: version {is}, needed {schema_version} or newer; run daybook migrate"
+        ));
     }
     if found.partitions != PARTITIONS_NEEDED {
         return Some(format!(
@@ -147,6 +153,7 @@ mod tests {
         };
         assert_eq!(judge(&good, 3, now), None);
         assert!(judge(&good, 4, now).unwrap().starts_with("schema"));
+        assert_eq!(judge(&good, 2, now), None);
         let short = reads::Readiness {
             partitions: 3,
             ..good

@@ -814,14 +814,14 @@ async fn probes_and_metrics_tell_the_state() {
     assert!(!metrics.contains("alice"));
     ledger
         .admin
-        .batch_execute("UPDATE refinery_schema_history SET version = version + 100")
+        .batch_execute("UPDATE refinery_schema_history SET version = version - 100")
         .await
         .unwrap();
     assert_eq!(app.ops("/readyz").await.status, 503);
     assert_eq!(app.ops("/livez").await.status, 200);
     ledger
         .admin
-        .batch_execute("UPDATE refinery_schema_history SET version = version - 100")
+        .batch_execute("UPDATE refinery_schema_history SET version = version + 100")
         .await
         .unwrap();
     app.stop().await;
