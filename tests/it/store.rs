@@ -208,6 +208,12 @@ async fn d10_the_owner_meets_the_triggers_and_verify_sees_them_weakened() {
         );
         owner.batch_execute(&mend).await.unwrap();
     }
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn d10_verify_sees_what_the_runtime_role_owns() {
+    let ledger = Ledger::new().await;
     let give = |role| format!("ALTER FUNCTION refuse_change() OWNER TO {role}");
     ledger.admin.batch_execute(&give("daybook")).await.unwrap();
     let report = verify(&ledger.owner_url, &ledger.name, |_, _| {})
