@@ -121,21 +121,54 @@ pub fn event_id(recorded_at: Timestamp, random: [u8; 10]) -> uuid::Uuid {
 pub struct Folded {
     /// The event's id.
     pub id: uuid::Uuid,
+    /// Its type.
+    #[serde(rename = "type")]
+    pub event_type: String,
     /// Whose history.
     pub subject: String,
+    /// When it took effect, RFC 3339.
+    pub time: String,
+    /// When it was recorded, RFC 3339 with six decimals.
+    pub recordedtime: String,
     /// Place in it, decimal.
     pub usersequence: String,
     /// Hash of the record before it, hexadecimal.
     pub previoushash: String,
+    /// The writer's key.
+    pub idempotencykey: String,
+    /// Who wrote it, when not the subject.
+    pub authid: Option<String>,
     /// The parts that change balances.
     pub data: FoldedData,
 }
 
-/// The postings of a record.
+/// The postings and effects of a record.
 #[derive(Debug, serde::Deserialize)]
 pub struct FoldedData {
     /// The legs, in order.
     pub postings: Vec<FoldedPosting>,
+    /// What it changed besides balances.
+    #[serde(default)]
+    pub effects: FoldedEffects,
+}
+
+/// The effects of a record.
+#[derive(Debug, Default, serde::Deserialize)]
+pub struct FoldedEffects {
+    /// The business keys it took.
+    #[serde(default)]
+    pub unique: Vec<FoldedUnique>,
+}
+
+/// One business key that a record took.
+#[derive(Debug, serde::Deserialize)]
+pub struct FoldedUnique {
+    /// Of which kind.
+    pub namespace: String,
+    /// The key.
+    pub key: String,
+    /// Until when, RFC 3339; None is for ever.
+    pub until: Option<String>,
 }
 
 /// One leg of a record.

@@ -1,58 +1,95 @@
 //! What verification reads: the whole ledger in one snapshot, streamed.
+//!
+//! Never writes: both sessions are read only.
 
 use super::numeric::Numeric;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use jiff::Timestamp;
 use tokio_postgres::{Client, Error, Row, RowStream};
 
 const BEGIN: &str = "-- begin_audit
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
+const EXPORT: &str = "-- export_snapshot
+SELECT pg_export_snapshot()";
+
+const BEGIN_SAME: &str = "-- begin_same_audit
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'";
+
 const COUNT: &str = "-- count_events
 SELECT count(*) FROM events";
 
 const EVENTS: &str = "-- audit_events
-SELECT u.subject, e.sequence, e.event_id, e.record
-FROM events e JOIN users u ON u.user_no = e.user_no ORDER BY e.user_no, e.sequence";
+SELECT e.position, e.user_no, u.subject, e.sequence, e.event_id, e.type, e.writer, e.idempotency_key, e.record,
+       e.recorded_at, e.effective_at
+FROM events e LEFT JOIN users u ON u.user_no = e.user_no ORDER BY e.position";
 
-const ORPHANS: &str = "-- audit_orphans
-SELECT count(*) FROM events e WHERE NOT EXISTS (SELECT FROM users u WHERE u.user_no = e.user_no)";
+const POSTINGS: &str = "-- audit_postings
+SELECT p.position, p.leg, a.address, p.asset, p.amount, p.recorded_at, p.effective_at
+FROM postings p LEFT JOIN accounts a ON a.account_no = p.account_no ORDER BY p.position, p.leg";
 
 const HEADS: &str = "-- audit_heads
-SELECT subject, sequence, head_hash FROM users";
+SELECT user_no, subject, sequence, head_hash, last_at FROM users";
 
 const BALANCES: &str = "-- audit_balances
 SELECT a.address, b.asset, b.amount, a.guard, a.floor FROM balances b LEFT JOIN accounts a ON a.account_no = b.account_no";
 
-const POSTING_SUMS: &str = "-- audit_posting_sums
-SELECT a.address, p.asset, sum(p.amount)::text, count(*)
-FROM postings p LEFT JOIN accounts a ON a.account_no = p.account_no GROUP BY a.address, p.asset";
+const KEYS: &str = "-- audit_business_keys
+SELECT namespace, key, position, until_at FROM business_keys";
 
 const MISSING_BALANCES: &str = "-- audit_missing_balances
 SELECT DISTINCT a.address, p.asset FROM postings p JOIN accounts a ON a.account_no = p.account_no
 WHERE a.guard = 'floor' AND NOT EXISTS (
     SELECT FROM balances b WHERE b.account_no = p.account_no AND b.asset = p.asset) LIMIT 20";
 
-const UNBALANCED: &str = "-- audit_unbalanced
-SELECT position, asset FROM postings GROUP BY position, asset HAVING sum(amount) <> 0 LIMIT 20";
-
+/// Outbox rows that do not agree with an event, parked ones included.
 const STRAY_OUTBOX: &str = "-- audit_stray_outbox
-SELECT o.position FROM outbox o
-WHERE NOT EXISTS (SELECT FROM events e WHERE e.position = o.position AND e.recorded_at = o.recorded_at) LIMIT 20";
+(SELECT 'outbox' AS place, o.position FROM outbox o
+ WHERE o.shard <> o.user_no % 16 OR NOT EXISTS (
+    SELECT FROM events e
+    WHERE e.position = o.position AND e.recorded_at = o.recorded_at AND e.user_no = o.user_no) LIMIT 20)
+UNION ALL
+(SELECT 'outbox_parked', o.position FROM outbox_parked o
+ WHERE NOT EXISTS (
+    SELECT FROM events e
+    WHERE e.position = o.position AND e.recorded_at = o.recorded_at AND e.user_no = o.user_no
+      AND convert_to(e.record, 'UTF8') = o.body) LIMIT 20)";
 
-/// Rights on history that no role but its owner may have.
+/// Positions beyond the last one drawn.
+const UNDRAWN: &str = "-- audit_undrawn
+SELECT t.place, t.position, s.drawn
+FROM (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS drawn FROM events_position_seq) s,
+     (SELECT 'horizon' AS place, position FROM horizon UNION ALL SELECT 'events', max(position) FROM events) t
+WHERE t.position > s.drawn";
+
+/// Rights that no role but the owner may have: to change history, or to delete what is only added to or updated. A right on
+/// one column counts as one on its table.
 const RIGHTS: &str = "-- audit_rights
 SELECT c.relname::text, r.rolname::text, p.privilege
 FROM pg_class c
 CROSS JOIN pg_roles r
 CROSS JOIN unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p(privilege)
 WHERE c.relnamespace = current_schema()::regnamespace
-  AND (c.relname IN ('events', 'postings') OR EXISTS (
+  AND (c.relname IN ('events', 'postings', 'accounts', 'users', 'balances', 'business_keys', 'horizon') OR EXISTS (
         SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid
           AND i.inhparent IN (to_regclass('events'), to_regclass('postings'))))
   AND c.relkind IN ('r', 'p')
   AND NOT r.rolsuper AND NOT pg_has_role(r.oid, c.relowner, 'USAGE') AND r.rolname NOT LIKE 'pg\\_%'
-  AND has_table_privilege(r.oid, c.oid, p.privilege)
-  AND NOT (p.privilege = 'INSERT' AND c.relkind = 'p') LIMIT 20";
+  AND CASE WHEN p.privilege IN ('INSERT', 'UPDATE') THEN has_any_column_privilege(r.oid, c.oid, p.privilege)
+           ELSE has_table_privilege(r.oid, c.oid, p.privilege) END
+  AND NOT (p.privilege = 'INSERT' AND (c.relkind = 'p' OR c.relname IN ('accounts', 'users', 'balances', 'business_keys')))
+  AND NOT (p.privilege = 'UPDATE' AND c.relname IN ('users', 'balances', 'business_keys', 'horizon')) LIMIT 20";
+
+/// What belongs to another role than history does: an owner needs no right.
+const OWNERS: &str = "-- audit_owners
+SELECT o.name, r.rolname::text
+FROM (SELECT relname::text AS name, relowner AS owner FROM pg_class WHERE relnamespace = current_schema()::regnamespace
+      UNION ALL
+      SELECT proname::text, proowner FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
+      UNION ALL
+      SELECT nspname::text, nspowner FROM pg_namespace WHERE nspname = current_schema()) o
+JOIN pg_roles r ON r.oid = o.owner
+WHERE NOT r.rolsuper AND r.oid <> (SELECT relowner FROM pg_class WHERE oid = to_regclass('events')) LIMIT 20";
 
 /// Tables of history that lack one of their triggers.
 const TRIGGERS: &str = "-- audit_triggers
@@ -67,39 +104,90 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p'
 
 /// Every statement of this file.
 pub const STATEMENTS: &[&str] = &[
+    EXPORT,
     COUNT,
     EVENTS,
-    ORPHANS,
+    POSTINGS,
     HEADS,
     BALANCES,
-    POSTING_SUMS,
+    KEYS,
     MISSING_BALANCES,
-    UNBALANCED,
     STRAY_OUTBOX,
+    UNDRAWN,
     RIGHTS,
+    OWNERS,
     TRIGGERS,
 ];
 
 /// One stored event.
 pub struct StoredEvent {
-    /// Whose.
-    pub subject: String,
+    /// Its place among all events.
+    pub position: i64,
+    /// Number of the user.
+    pub user_no: i64,
+    /// Whose; None when the user's row is missing.
+    pub subject: Option<String>,
     /// Its place in his history.
     pub sequence: i64,
     /// Its id column.
     pub event_id: uuid::Uuid,
+    /// Its type column.
+    pub event_type: String,
+    /// Who wrote it.
+    pub writer: String,
+    /// The writer's key.
+    pub idempotency_key: String,
     /// Its bytes.
     pub record: String,
+    /// When it was recorded.
+    pub recorded_at: Timestamp,
+    /// When it took effect.
+    pub effective_at: Timestamp,
+}
+
+/// One stored leg.
+#[derive(Debug, PartialEq, Eq)]
+pub struct StoredPosting {
+    /// Position of its event.
+    pub position: i64,
+    /// Its place in the event, from 0.
+    pub leg: i16,
+    /// Of which account; None when its row is missing.
+    pub address: Option<String>,
+    /// In what.
+    pub asset: String,
+    /// How much; negative is a debit.
+    pub amount: Numeric,
+    /// When its event was recorded.
+    pub recorded_at: Timestamp,
+    /// When its event took effect.
+    pub effective_at: Timestamp,
+}
+
+/// A business key's row.
+pub struct StoredKey {
+    /// Of which kind.
+    pub namespace: String,
+    /// The key.
+    pub key: String,
+    /// Position of the event that took it.
+    pub position: i64,
+    /// Until when; None is for ever.
+    pub until: Option<Timestamp>,
 }
 
 /// A user's head.
 pub struct Head {
+    /// Number of the user.
+    pub user_no: i64,
     /// Whose.
     pub subject: String,
     /// Number of events.
     pub sequence: i64,
     /// Hash of the latest record.
     pub hash: Vec<u8>,
+    /// When that was recorded.
+    pub last_at: Timestamp,
 }
 
 /// A guarded balance.
@@ -116,24 +204,26 @@ pub struct StoredBalance {
     pub floor: Option<Numeric>,
 }
 
-/// The sum of an account's postings.
-pub struct PostingSum {
-    /// Of which account; None when its row is missing.
-    pub address: Option<String>,
-    /// In what.
-    pub asset: String,
-    /// How much.
-    pub amount: String,
-    /// Number of postings.
-    pub count: i64,
-}
-
 /// Begins the one snapshot that everything is read in.
 ///
 /// # Errors
 /// What Postgres says.
 pub async fn begin(client: &Client) -> Result<(), Error> {
     client.batch_execute(BEGIN).await
+}
+
+/// Begins on `second` too, in the snapshot of `first`: a session streams one statement at a time.
+///
+/// # Errors
+/// What Postgres says.
+pub async fn begin_same(first: &Client, second: &Client) -> Result<(), Error> {
+    let snapshot: &str = &first
+        .query_one(EXPORT, &[])
+        .await?
+        .try_get::<_, String>(0)?;
+    second
+        .batch_execute(&BEGIN_SAME.replace("{snapshot}", snapshot))
+        .await
 }
 
 /// Number of stored events.
@@ -144,21 +234,69 @@ pub async fn count_events(client: &Client) -> Result<i64, Error> {
     client.query_one(COUNT, &[]).await?.try_get(0)
 }
 
-/// Every event, user by user, in the order of his history.
+/// Every event, by position.
 ///
 /// # Errors
 /// What Postgres says.
 pub async fn events(
     client: &Client,
-) -> Result<impl futures_util::Stream<Item = Result<StoredEvent, Error>> + use<>, Error> {
+) -> Result<impl Stream<Item = Result<StoredEvent, Error>> + use<>, Error> {
     let rows = stream(client, EVENTS).await?;
     Ok(rows.map(|row| {
         let row = row?;
         Ok(StoredEvent {
-            subject: row.try_get(0)?,
-            sequence: row.try_get(1)?,
-            event_id: row.try_get(2)?,
-            record: row.try_get(3)?,
+            position: row.try_get(0)?,
+            user_no: row.try_get(1)?,
+            subject: row.try_get(2)?,
+            sequence: row.try_get(3)?,
+            event_id: row.try_get(4)?,
+            event_type: row.try_get(5)?,
+            writer: row.try_get(6)?,
+            idempotency_key: row.try_get(7)?,
+            record: row.try_get(8)?,
+            recorded_at: row.try_get(9)?,
+            effective_at: row.try_get(10)?,
+        })
+    }))
+}
+
+/// Every posting, by position and leg.
+///
+/// # Errors
+/// What Postgres says.
+pub async fn postings(
+    client: &Client,
+) -> Result<impl Stream<Item = Result<StoredPosting, Error>> + use<>, Error> {
+    let rows = stream(client, POSTINGS).await?;
+    Ok(rows.map(|row| {
+        let row = row?;
+        Ok(StoredPosting {
+            position: row.try_get(0)?,
+            leg: row.try_get(1)?,
+            address: row.try_get(2)?,
+            asset: row.try_get(3)?,
+            amount: row.try_get(4)?,
+            recorded_at: row.try_get(5)?,
+            effective_at: row.try_get(6)?,
+        })
+    }))
+}
+
+/// Every business key.
+///
+/// # Errors
+/// What Postgres says.
+pub async fn business_keys(
+    client: &Client,
+) -> Result<impl Stream<Item = Result<StoredKey, Error>> + use<>, Error> {
+    let rows = stream(client, KEYS).await?;
+    Ok(rows.map(|row| {
+        let row = row?;
+        Ok(StoredKey {
+            namespace: row.try_get(0)?,
+            key: row.try_get(1)?,
+            position: row.try_get(2)?,
+            until: row.try_get(3)?,
         })
     }))
 }
@@ -179,14 +317,6 @@ async fn all<T>(
         .await
 }
 
-/// Events of users without a row.
-///
-/// # Errors
-/// What Postgres says.
-pub async fn orphans(client: &Client) -> Result<i64, Error> {
-    client.query_one(ORPHANS, &[]).await?.try_get(0)
-}
-
 /// Every user's head.
 ///
 /// # Errors
@@ -194,9 +324,11 @@ pub async fn orphans(client: &Client) -> Result<i64, Error> {
 pub async fn heads(client: &Client) -> Result<Vec<Head>, Error> {
     all(client, HEADS, |row| {
         Ok(Head {
-            subject: row.try_get(0)?,
-            sequence: row.try_get(1)?,
-            hash: row.try_get(2)?,
+            user_no: row.try_get(0)?,
+            subject: row.try_get(1)?,
+            sequence: row.try_get(2)?,
+            hash: row.try_get(3)?,
+            last_at: row.try_get(4)?,
         })
     })
     .await
@@ -219,22 +351,6 @@ pub async fn balances(client: &Client) -> Result<Vec<StoredBalance>, Error> {
     .await
 }
 
-/// The sum of postings of every account and asset.
-///
-/// # Errors
-/// What Postgres says.
-pub async fn posting_sums(client: &Client) -> Result<Vec<PostingSum>, Error> {
-    all(client, POSTING_SUMS, |row| {
-        Ok(PostingSum {
-            address: row.try_get(0)?,
-            asset: row.try_get(1)?,
-            amount: row.try_get(2)?,
-            count: row.try_get(3)?,
-        })
-    })
-    .await
-}
-
 /// Guarded accounts with postings but no balances row: (address, asset), at most 20.
 ///
 /// # Errors
@@ -246,25 +362,25 @@ pub async fn guarded_without_balance(client: &Client) -> Result<Vec<(String, Str
     .await
 }
 
-/// What is wrong with the tables themselves, one sentence each: events whose postings do not sum to zero, outbox rows
-/// without an event, rights and triggers that are not as they must be. At most 20 a kind.
+/// What is wrong with the tables themselves, one sentence each: outbox rows that do not agree with their events, positions
+/// that were never drawn, rights, owners and triggers that are not as they must be. At most 40 a kind.
 ///
 /// # Errors
 /// What Postgres says.
 pub async fn faults(client: &Client) -> Result<Vec<String>, Error> {
-    let mut faults = all(client, UNBALANCED, |row| {
+    let mut faults = all(client, STRAY_OUTBOX, |row| {
+        let (place, position): (&str, i64) = (row.try_get(0)?, row.try_get(1)?);
         Ok(format!(
-            "position {}: postings in {} do not sum to zero",
-            row.try_get::<_, i64>(0)?,
-            row.try_get::<_, &str>(1)?
+            "{place} {position}: the row does not agree with an event"
         ))
     })
     .await?;
     faults.extend(
-        all(client, STRAY_OUTBOX, |row| {
+        all(client, UNDRAWN, |row| {
+            let (place, position, drawn): (&str, i64, i64) =
+                (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
             Ok(format!(
-                "position {}: an outbox row without its event",
-                row.try_get::<_, i64>(0)?
+                "{place} {position}: the last position drawn is {drawn}"
             ))
         })
         .await?,
@@ -274,6 +390,15 @@ pub async fn faults(client: &Client) -> Result<Vec<String>, Error> {
             let (table, role, right): (&str, &str, &str) =
                 (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
             Ok(format!("table {table}: the role {role} has {right}"))
+        })
+        .await?,
+    );
+    faults.extend(
+        all(client, OWNERS, |row| {
+            let (name, role): (&str, &str) = (row.try_get(0)?, row.try_get(1)?);
+            Ok(format!(
+                "{name}: belongs to the role {role}, not to the owner of events"
+            ))
         })
         .await?,
     );

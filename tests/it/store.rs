@@ -1,6 +1,7 @@
 //! Tables, rights, migrations, partitions and the horizon on a real Postgres.
 
 use crate::ledger::{Ledger, eventually, superuser};
+use daybook::domain::UniqueKey;
 use daybook::keeper;
 use daybook::keeper::verify::verify;
 use daybook::store::session::{self, Purpose};
@@ -173,7 +174,22 @@ async fn d10_the_owner_meets_the_triggers_and_verify_sees_them_weakened() {
         (
             "GRANT DELETE ON postings TO daybook".to_owned(),
             "REVOKE DELETE ON postings FROM daybook".to_owned(),
-            "DELETE",
+            "table postings: the role daybook has DELETE",
+        ),
+        (
+            "GRANT UPDATE (record) ON events TO daybook".to_owned(),
+            "REVOKE UPDATE (record) ON events FROM daybook".to_owned(),
+            "table events: the role daybook has UPDATE",
+        ),
+        (
+            "GRANT UPDATE, DELETE ON accounts TO PUBLIC".to_owned(),
+            "REVOKE UPDATE, DELETE ON accounts FROM PUBLIC".to_owned(),
+            "table accounts: the role daybook has UPDATE",
+        ),
+        (
+            "GRANT TRUNCATE ON users TO daybook".to_owned(),
+            "REVOKE TRUNCATE ON users FROM daybook".to_owned(),
+            "table users: the role daybook has TRUNCATE",
         ),
         (
             format!("ALTER TABLE {current} DISABLE TRIGGER no_truncate"),
@@ -192,6 +208,29 @@ async fn d10_the_owner_meets_the_triggers_and_verify_sees_them_weakened() {
         );
         owner.batch_execute(&mend).await.unwrap();
     }
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn d10_verify_sees_what_the_runtime_role_owns() {
+    let ledger = Ledger::new().await;
+    let give = |role| format!("ALTER FUNCTION refuse_change() OWNER TO {role}");
+    ledger.admin.batch_execute(&give("daybook")).await.unwrap();
+    let report = verify(&ledger.owner_url, &ledger.name, |_, _| {})
+        .await
+        .unwrap();
+    assert!(
+        report.faults.contains(
+            &"refuse_change: belongs to the role daybook, not to the owner of events".to_owned()
+        ),
+        "{:?}",
+        report.faults
+    );
+    ledger
+        .admin
+        .batch_execute(&give("daybook_owner"))
+        .await
+        .unwrap();
     ledger.finish().await;
 }
 
@@ -223,29 +262,223 @@ async fn postings_that_do_not_sum_to_zero_are_refused_by_the_database_too() {
     ledger.finish().await;
 }
 
+/// Three events, two business keys, one parked event.
+async fn store_some(ledger: &Ledger) {
+    let (lanes, drain) = daybook::commit::Lanes::start(&crate::commit::settings(ledger));
+    for (subject, key, amount, seconds) in [
+        ("mia", "k1", 10, Some(None)),
+        ("mia", "k2", 5, Some(Some(60))),
+        ("leo", "k1", 7, None),
+    ] {
+        let mut draft = crate::commit::deposit(subject, key, amount);
+        draft.unique.extend(seconds.map(|seconds| UniqueKey {
+            namespace: "invoice".to_owned(),
+            key: format!("invoice of {key}"),
+            seconds,
+            code: "invoice_taken".to_owned(),
+        }));
+        let outcome = lanes.submit(draft, crate::commit::soon()).await;
+        assert!(matches!(outcome, daybook::commit::Outcome::Created(_)));
+    }
+    drain.finish().await;
+    let park = "WITH gone AS (DELETE FROM outbox WHERE position = (SELECT max(position) FROM outbox) RETURNING *)
+        INSERT INTO outbox_parked (position, user_no, recorded_at, reason, body)
+        SELECT g.position, g.user_no, g.recorded_at, 'test', convert_to(e.record, 'UTF8')
+        FROM gone g JOIN events e USING (position)";
+    ledger.admin.batch_execute(park).await.unwrap();
+}
+
+/// What a superuser changes with the triggers off, and what `verify` says of it.
+const TAMPERED: &[(&str, &str)] = &[
+    (
+        "UPDATE balances SET amount = amount + 1",
+        "users:mia:available EUR/2: balance 16, records 15",
+    ),
+    (
+        "DELETE FROM balances",
+        "has postings and a floor but no balance",
+    ),
+    (
+        "UPDATE users SET head_hash = sha256(head_hash)",
+        "mia: the head is not",
+    ),
+    (
+        "UPDATE users SET last_at = last_at + interval '1 second'",
+        "mia: the head is not",
+    ),
+    (
+        "UPDATE events SET record = replace(record, '\"10\"', '\"11\"')",
+        "mia 2: previoushash is not",
+    ),
+    (
+        "UPDATE events SET record = replace(record, '\"balance\":\"15\"', '\"balance\":\"16\"')",
+        "mia 2: users:mia:available EUR/2: the record shows the balance 16, the records sum to 15",
+    ),
+    (
+        "UPDATE events SET type = 'gift' WHERE sequence = 2",
+        "mia 2: type is not what the record says",
+    ),
+    (
+        "UPDATE events SET writer = 'eve' WHERE sequence = 2",
+        "mia 2: writer is not what the record says",
+    ),
+    (
+        "UPDATE events SET idempotency_key = 'k3' WHERE sequence = 2",
+        "mia 2: idempotency_key is not what the record says",
+    ),
+    (
+        "UPDATE events SET recorded_at = recorded_at + interval '1 microsecond' WHERE sequence = 2",
+        "mia 2: recorded_at is not what the record says",
+    ),
+    (
+        "UPDATE events SET recorded_at = recorded_at + interval '1 millisecond' WHERE sequence = 2",
+        "mia 2: event_id does not bear the milliseconds of recorded_at",
+    ),
+    (
+        "UPDATE events SET recorded_at = recorded_at + interval '1 hour' WHERE sequence = 1",
+        "before the event before it",
+    ),
+    (
+        "UPDATE events SET effective_at = effective_at - interval '1 day' WHERE sequence = 2",
+        "mia 2: effective_at is not what the record says",
+    ),
+    (
+        "UPDATE events SET event_id = gen_random_uuid() WHERE sequence = 2",
+        "mia 2: event_id is not what the record says",
+    ),
+    (
+        "UPDATE events SET sequence = 3 WHERE sequence = 2",
+        "mia 3: sequence is not what the record says",
+    ),
+    (
+        "UPDATE events SET user_no = (SELECT user_no FROM users WHERE subject = 'leo') WHERE sequence = 2",
+        "leo 2: user_no is not what the record says",
+    ),
+    (
+        "UPDATE events SET user_no = 999 WHERE sequence = 2",
+        "the event's user has no row",
+    ),
+    (
+        "UPDATE events SET position = (SELECT max(position) + 5 FROM events) WHERE sequence = 2",
+        "the last position drawn is",
+    ),
+    (
+        "DELETE FROM events WHERE sequence = 2",
+        "a posting without an event: ",
+    ),
+    // Sums per account stay what they were.
+    (
+        "UPDATE postings p SET position = CASE position WHEN first THEN second ELSE first END
+         FROM (SELECT min(position) AS first, min(position) + 1 AS second FROM postings) t WHERE position IN (first, second)",
+        "mia 1: leg 0: the posting is ",
+    ),
+    (
+        "UPDATE postings SET amount = amount + sign(amount) * CASE position WHEN (SELECT min(position) FROM postings) THEN 1 ELSE -1 END
+         WHERE position < (SELECT max(position) FROM postings)",
+        "users:mia:available EUR/2 10",
+    ),
+    (
+        "UPDATE postings SET leg = 1 - leg",
+        "mia 1: leg 0: the posting is ",
+    ),
+    (
+        "UPDATE postings SET asset = 'USD/2'",
+        "the record's world EUR/2 -10",
+    ),
+    (
+        "UPDATE postings SET account_no = 999 WHERE amount > 0",
+        "an account without a row EUR/2 10",
+    ),
+    (
+        "UPDATE postings SET recorded_at = recorded_at + interval '1 microsecond'",
+        "mia 1: leg 0: the posting is ",
+    ),
+    (
+        "UPDATE postings SET effective_at = effective_at - interval '1 day'",
+        "mia 1: leg 0: the posting is ",
+    ),
+    (
+        "DELETE FROM postings",
+        "mia 1: leg 0: the posting is missing, the record's world EUR/2 -10",
+    ),
+    (
+        "INSERT INTO postings SELECT position, leg + 2, account_no, asset, 0, recorded_at, effective_at FROM postings",
+        "mia 1: leg 2: the posting is ",
+    ),
+    (
+        "UPDATE business_keys SET until_at = NULL",
+        "business key invoice invoice of k2: ",
+    ),
+    (
+        "UPDATE business_keys SET position = position + 1",
+        "business key invoice invoice of k1: ",
+    ),
+    (
+        "DELETE FROM business_keys",
+        "a business key that the record took has no row",
+    ),
+    (
+        "INSERT INTO business_keys VALUES ('invoice', 'o-9', 1)",
+        "business key invoice o-9: ",
+    ),
+    (
+        "UPDATE outbox SET recorded_at = recorded_at + interval '1 second'",
+        "the row does not agree with an event",
+    ),
+    (
+        "UPDATE outbox SET user_no = user_no + 16",
+        "the row does not agree with an event",
+    ),
+    (
+        "UPDATE outbox SET shard = (shard + 1) % 16",
+        "the row does not agree with an event",
+    ),
+    (
+        "UPDATE outbox_parked SET body = body || ' '",
+        "outbox_parked ",
+    ),
+    ("UPDATE outbox_parked SET position = 999", "outbox_parked 999"),
+    (
+        "UPDATE horizon SET position = 1000",
+        "horizon 1000: the last position drawn is",
+    ),
+];
+
 #[tokio::test]
 async fn verify_finds_what_was_tampered_with() {
+    const TABLES: [&str; 9] = [
+        "users",
+        "accounts",
+        "balances",
+        "events",
+        "postings",
+        "outbox",
+        "outbox_parked",
+        "business_keys",
+        "horizon",
+    ];
     let ledger = Ledger::new().await;
-    store_one(&ledger).await;
-    for (tamper, mend, word) in [
-        ("UPDATE balances SET amount = amount + 1", "UPDATE balances SET amount = amount - 1", "balance"),
-        (
-            "UPDATE users SET head_hash = sha256(head_hash)",
-            "UPDATE users SET head_hash = (SELECT sha256(convert_to(record, 'UTF8')) FROM events)",
-            "head",
-        ),
-        (
-            "ALTER TABLE events DISABLE TRIGGER ALL; UPDATE events SET record = replace(record, '\"10\"', '\"11\"');
-             ALTER TABLE events ENABLE TRIGGER ALL",
-            "ALTER TABLE events DISABLE TRIGGER ALL; UPDATE events SET record = replace(record, '\"11\"', '\"10\"');
-             ALTER TABLE events ENABLE TRIGGER ALL",
-            "records",
-        ),
-    ] {
+    store_some(&ledger).await;
+    let mut save = "SET session_replication_role = replica; CREATE SCHEMA saved;".to_owned();
+    let mut mend = String::new();
+    for table in TABLES {
+        save += &format!("CREATE TABLE saved.{table} AS TABLE {table};");
+        mend += &format!(
+            "DELETE FROM {table}; INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE saved.{table};"
+        );
+    }
+    ledger.admin.batch_execute(&save).await.unwrap();
+    for (tamper, said) in TAMPERED {
         ledger.admin.batch_execute(tamper).await.unwrap();
-        let report = verify(&ledger.owner_url, &ledger.name, |_, _| {}).await.unwrap();
-        assert!(report.faults.iter().any(|fault| fault.contains(word)), "{tamper}: {:?}", report.faults);
-        ledger.admin.batch_execute(mend).await.unwrap();
+        let report = verify(&ledger.owner_url, &ledger.name, |_, _| {})
+            .await
+            .unwrap();
+        assert!(
+            report.faults.iter().any(|fault| fault.contains(said)),
+            "{tamper}: {:?}",
+            report.faults
+        );
+        ledger.admin.batch_execute(&mend).await.unwrap();
     }
     ledger.finish().await;
 }
