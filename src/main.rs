@@ -453,7 +453,7 @@ async fn prove(config: &Config) -> anyhow::Result<ExitCode> {
         report.postings,
         report.balances,
         if report.faults.is_empty() {
-            "every hash, chain, sum and balance agrees"
+            "every hash, chain, posting and balance agrees"
         } else {
             "NOT IN ORDER"
         }
