@@ -451,21 +451,76 @@ async fn closed_door() -> (u16, Arc<std::sync::atomic::AtomicUsize>) {
     (port, visits)
 }
 
+/// Waits for the third visit, and holds all visits against the time that has passed: at most one for each pause of a second, of
+/// each of the visitors.
+async fn few_visits(visits: &std::sync::atomic::AtomicUsize, visitors: u64, began: Instant) {
+    let count = || visits.load(std::sync::atomic::Ordering::SeqCst);
+    while count() < 3 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", count());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let most = visitors * (1 + began.elapsed().as_secs());
+    assert!(
+        count() <= usize::try_from(most).unwrap(),
+        "{} of {most}",
+        count()
+    );
+}
+
 #[tokio::test]
-async fn r12_a_dead_broker_or_database_is_not_hammered() {
+async fn r12_a_dead_broker_or_database_is_not_hammered_by_the_relay() {
     let f = Fixture::new().await;
     let (amqp_port, amqp_visits) = closed_door().await;
     let (database_port, database_visits) = closed_door().await;
     let mut settings = f.settings();
     settings.amqp_url = format!("amqp://a:b@127.0.0.1:{amqp_port}/%2f").into();
     settings.database_url = format!("postgres://a:b@127.0.0.1:{database_port}/x").into();
+    let began = Instant::now();
     let relay = Relay::start(settings);
-    tokio::time::sleep(Duration::from_secs(6)).await;
-    for visits in [amqp_visits, database_visits] {
-        let visits = visits.load(std::sync::atomic::Ordering::SeqCst);
-        assert!((2..=4).contains(&visits), "{visits}");
-    }
+    few_visits(&amqp_visits, 1, began).await;
+    few_visits(&database_visits, 1, began).await;
     relay.stop().await;
+}
+
+#[tokio::test]
+async fn r12_a_dead_database_is_not_hammered_by_the_keeper() {
+    let (port, visits) = closed_door().await;
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    let began = Instant::now();
+    let keeper = tokio::spawn(daybook::keeper::run(
+        daybook::keeper::Settings {
+            database_url: format!("postgres://a:b@127.0.0.1:{port}/x").into(),
+            ledger: "x".to_owned(),
+            metrics: Arc::default(),
+        },
+        stopped,
+    ));
+    few_visits(&visits, 1, began).await;
+    keeper.abort();
+}
+
+#[tokio::test]
+async fn r12_a_dead_database_is_not_hammered_by_lanes_that_are_asked_all_the_time() {
+    let (port, visits) = closed_door().await;
+    let settings = daybook::commit::Settings {
+        database_url: format!("postgres://a:b@127.0.0.1:{port}/x").into(),
+        ledger: "x".to_owned(),
+        lanes: 1,
+        ..crate::commit::settings(&crate::ledger::Ledger::new().await)
+    };
+    let began = Instant::now();
+    let (lanes, drain) = daybook::commit::Lanes::start(&settings);
+    let asking = tokio::spawn(async move {
+        for n in 0_u64.. {
+            let deadline = tokio::time::Instant::now() + Duration::from_secs(5);
+            let draft = crate::commit::deposit("alice", &format!("k{n}"), 1);
+            let outcome = lanes.submit(draft, deadline).await;
+            assert!(matches!(outcome, daybook::commit::Outcome::Unavailable(_)));
+        }
+    });
+    few_visits(&visits, 1, began).await;
+    asking.abort();
+    drain.finish().await;
 }
 
 #[tokio::test]
