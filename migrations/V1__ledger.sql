@@ -77,6 +77,11 @@ CREATE TABLE outbox (
 CREATE INDEX outbox_shard_position ON outbox (shard, position);
 -- A redriven row comes back below the floor that its shard is scanned from.
 CREATE INDEX outbox_redriven ON outbox (position) WHERE redriven;
+-- A row that is put off holds its user back and is left out of scans. These indexes are empty until there is one: only such rows
+-- cost more than their HOT updates.
+CREATE INDEX outbox_put_off_user ON outbox (user_no) WHERE not_before IS NOT NULL;
+CREATE INDEX outbox_put_off_due ON outbox (not_before) WHERE not_before IS NOT NULL;
+CREATE INDEX outbox_held ON outbox (held_since) WHERE held_since IS NOT NULL;
 
 -- What could not be published; an operator redrives it.
 CREATE TABLE outbox_parked (

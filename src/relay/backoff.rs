@@ -8,6 +8,8 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_secs(1);
 /// A pause is at most this long, before jitter adds up to a half: short enough that a broker that is back is used soon.
 const CAP: Duration = Duration::from_secs(10);
+/// What worked for so long has not failed in a row.
+pub const SOUND: Duration = Duration::from_secs(30);
 
 /// How often in a row something has failed.
 #[derive(Debug, Default)]

@@ -1,12 +1,12 @@
 //! What the relay knows of its shards: rows scanned, the one message of each user that is out, and the floor each scan starts from.
 //!
-//! Pure: no IO and no clock of its own. Never lets two messages of one user out at once, and never raises a floor past a row that
-//! is not gone, or past what is settled.
+//! Pure: no IO and no clock. Never lets two messages of one user out at once, and never raises a floor past what is settled, or past
+//! a row that is not gone, but for rows of users that are held. Nothing of these is kept here: the outbox knows until when they are,
+//! a scan leaves them out, and their first rows come back, when they are due, by themselves. Any number may be held so.
 
 use crate::store::outbox::{SHARDS, Waiting};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
-use tokio::time::Instant;
 use uuid::Uuid;
 
 /// Pause before a message that the broker refused is tried again.
@@ -20,6 +20,8 @@ struct User {
     /// By position; the first is the next to be published, or is out.
     rows: VecDeque<Waiting>,
     state: State,
+    /// Was held: this row, and later ones of the user, may lie below the floor.
+    late: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +29,6 @@ enum State {
     Ready,
     /// Published, or about to be, and not yet deleted.
     Out,
-    Held(Instant),
 }
 
 /// The book of one relay.
@@ -100,39 +101,22 @@ impl Book {
         self.known < KNOWN_MAX
     }
 
-    /// Takes what a scan found (by position, without busy users), and raises the floors: to `horizon`, read before the scan, and
-    /// below the lowest row still there.
-    pub fn offer(&mut self, rows: Vec<Waiting>, horizon: i64, now: Instant) {
+    /// Takes what a scan found (by position, without busy and held users), and raises the floors: to `horizon`, read before the
+    /// scan, and below the lowest row still there.
+    pub fn offer(&mut self, rows: Vec<Waiting>, horizon: i64) {
         let mut fresh = HashSet::new();
         for row in rows {
             if bit(row.shard) & self.shards == 0 {
                 continue;
             }
-            let user_no = row.user_no;
-            if !self.users.contains_key(&user_no) {
-                fresh.insert(user_no);
-                let state = if row.wait.is_zero() {
-                    self.ready.insert(row.position, user_no);
-                    State::Ready
-                } else {
-                    State::Held(now + row.wait)
-                };
-                self.users.insert(
-                    user_no,
-                    User {
-                        shard: row.shard,
-                        rows: VecDeque::new(),
-                        state,
-                    },
-                );
-            }
-            if fresh.contains(&user_no)
-                && let Some(user) = self.users.get_mut(&user_no)
-                && (user.rows.is_empty() || user.state == State::Ready)
+            if !self.users.contains_key(&row.user_no) {
+                fresh.insert(row.user_no);
+                self.insert(row, false);
+            } else if fresh.contains(&row.user_no)
+                && let Some(user) = self.users.get_mut(&row.user_no)
             {
-                if row.tries > 0 {
-                    self.suspects.insert(row.position);
-                }
+                self.suspects
+                    .extend((row.tries > 0).then_some(row.position));
                 user.rows.push_back(row);
                 self.known += 1;
             }
@@ -140,9 +124,41 @@ impl Book {
         self.raise_floors(horizon);
     }
 
+    /// Takes first rows of users whose hold is over.
+    pub fn offer_late(&mut self, mut rows: Vec<Waiting>) {
+        rows.sort_unstable_by_key(|row| row.position);
+        for row in rows {
+            if bit(row.shard) & self.shards != 0 && !self.users.contains_key(&row.user_no) {
+                self.insert(row, true);
+            }
+        }
+    }
+
+    fn insert(&mut self, row: Waiting, late: bool) {
+        self.suspects
+            .extend((row.tries > 0).then_some(row.position));
+        self.ready.insert(row.position, row.user_no);
+        self.known += 1;
+        self.users.insert(
+            row.user_no,
+            User {
+                shard: row.shard,
+                rows: VecDeque::from([row]),
+                state: State::Ready,
+                late,
+            },
+        );
+    }
+
+    /// Users known whose hold is over.
+    #[must_use]
+    pub fn late(&self) -> usize {
+        self.users.values().filter(|user| user.late).count()
+    }
+
     fn raise_floors(&mut self, horizon: i64) {
         let mut limits = [horizon; SHARDS as usize];
-        for user in self.users.values() {
+        for user in self.users.values().filter(|user| !user.late) {
             if let Some(head) = user.rows.front() {
                 let limit = &mut limits[usize::from(user.shard)];
                 *limit = (*limit).min(head.position - 1);
@@ -249,6 +265,14 @@ impl Book {
         }
         user.rows.pop_front();
         self.known -= 1;
+        if user.late {
+            // Floors went past his rows while he was held.
+            let shard = user.shard;
+            self.set_floor(shard, self.floor(shard).min(row.position));
+        }
+        let Some(user) = self.users.get_mut(&row.user_no) else {
+            return;
+        };
         match user.rows.front() {
             Some(next) => {
                 user.state = State::Ready;
@@ -260,32 +284,9 @@ impl Book {
         }
     }
 
-    /// Holds a user back behind his row until a moment.
-    pub fn hold(&mut self, user_no: i64, until: Instant) {
-        self.keep_head(user_no);
-        if let Some(user) = self.users.get_mut(&user_no) {
-            if user.state == State::Out {
-                self.out -= 1;
-            }
-            if let Some(head) = user.rows.front() {
-                self.ready.remove(&head.position);
-            }
-            user.state = State::Held(until);
-        }
-    }
-
-    /// Lets the next scan find the users whose time has come; what is known of them may be old. True when there were any.
-    pub fn release_due(&mut self, now: Instant) -> bool {
-        let due: Vec<i64> = self
-            .users
-            .iter()
-            .filter(|(_, user)| matches!(user.state, State::Held(until) if until <= now))
-            .map(|(user_no, _)| *user_no)
-            .collect();
-        for user_no in &due {
-            self.forget(*user_no);
-        }
-        !due.is_empty()
+    /// Forgets a user whose first row was put off: his rows come back when it is due.
+    pub fn hold(&mut self, user_no: i64) {
+        self.forget(user_no);
     }
 
     fn keep_head(&mut self, user_no: i64) {
@@ -305,7 +306,6 @@ impl Book {
         }
         if let Some(head) = user.rows.front() {
             self.ready.remove(&head.position);
-            self.set_floor(user.shard, self.floor(user.shard).min(head.position - 1));
         }
     }
 
@@ -376,7 +376,6 @@ mod tests {
             traceparent: None,
             tries: 0,
             redriven: false,
-            wait: Duration::ZERO,
         }
     }
 
@@ -394,10 +393,10 @@ mod tests {
         book.floors()[usize::from(shard)].1
     }
 
-    #[tokio::test]
-    async fn one_message_of_a_user_is_out_at_a_time() {
+    #[test]
+    fn one_message_of_a_user_is_out_at_a_time() {
         let mut book = book();
-        book.offer(vec![row(1, 7), row(2, 7), row(3, 8)], 3, Instant::now());
+        book.offer(vec![row(1, 7), row(2, 7), row(3, 8)], 3);
         let first = book.pick(10, 10);
         assert_eq!(positions(&first), [1, 3]);
         book.sent(Uuid::from_u128(1), 7);
@@ -411,10 +410,10 @@ mod tests {
         assert_eq!(positions(&book.pick(10, 10)), [2]);
     }
 
-    #[tokio::test]
-    async fn the_floor_stays_below_what_is_there_and_what_is_not_settled() {
+    #[test]
+    fn the_floor_stays_below_what_is_there_and_what_is_not_settled() {
         let mut book = book();
-        book.offer(vec![row(10, 7), row(12, 7)], 11, Instant::now());
+        book.offer(vec![row(10, 7), row(12, 7)], 11);
         assert_eq!(floor(&book, 7), 9);
         assert_eq!(
             floor(&book, 8),
@@ -423,7 +422,7 @@ mod tests {
         );
         let out = book.pick(10, 10);
         book.gone(&out[0]);
-        book.offer(vec![], 11, Instant::now());
+        book.offer(vec![], 11);
         assert_eq!(floor(&book, 7), 11, "never past the horizon");
         book.lower(7, 3, 23);
         assert_eq!(floor(&book, 7), 2);
@@ -435,49 +434,63 @@ mod tests {
         );
     }
 
-    #[tokio::test]
-    async fn a_held_user_waits_and_is_scanned_again() {
+    #[test]
+    fn a_held_user_is_forgotten_and_his_rows_are_found_once_the_first_is_gone() {
         let mut book = book();
-        let now = Instant::now();
-        book.offer(vec![row(5, 7), row(6, 7), row(7, 8)], 7, now);
+        book.offer(vec![row(5, 7), row(6, 7), row(7, 8)], 7);
         assert_eq!(book.pick(10, 10).len(), 2);
-        book.hold(7, now + Duration::from_secs(1));
-        assert_eq!(book.out(), 1);
-        assert!(!book.release_due(now));
-        assert!(book.busy().contains(&7));
-        assert!(book.release_due(now + Duration::from_secs(1)));
-        assert_eq!(floor(&book, 7), 4);
-        assert!(!book.busy().contains(&7));
+        book.hold(7);
+        assert_eq!((book.out(), book.known), (1, 1));
+        assert_eq!(book.busy(), [8]);
+        book.offer(vec![], 9);
+        assert_eq!(floor(&book, 7), 9, "the floor goes on without him");
+        book.offer_late(vec![row(5, 7), row(7, 8)]);
+        assert_eq!(book.late(), 1, "a user that is known is not late");
+        let late = book.pick(10, 10);
+        assert_eq!(positions(&late), [5]);
+        book.offer(vec![], 10);
+        assert_eq!(floor(&book, 7), 10, "nor does he stop it while he is out");
+        book.hold(7);
+        assert_eq!(floor(&book, 7), 10);
+        book.offer_late(late.clone());
+        book.pick(10, 10);
+        book.gone(&late[0]);
+        assert_eq!(floor(&book, 7), 5, "his next one is looked for");
+        book.offer(vec![row(6, 7)], 10);
+        assert_eq!(floor(&book, 7), 5);
+        assert_eq!(positions(&book.pick(10, 10)), [6]);
     }
 
-    #[tokio::test]
-    async fn a_row_that_must_wait_holds_its_user_from_the_scan_on() {
+    #[test]
+    fn any_number_of_held_users_leaves_room() {
         let mut book = book();
-        let mut waiting = row(5, 7);
-        waiting.wait = Duration::from_secs(3);
-        book.offer(vec![waiting, row(6, 7)], 9, Instant::now());
-        assert!(book.pick(10, 10).is_empty());
-        assert_eq!(floor(&book, 7), 4);
+        for user in 0..20_000 {
+            assert!(book.has_room());
+            book.offer(vec![row(user + 1, user)], user + 1);
+            assert_eq!(book.pick(1, 1).len(), 1);
+            book.hold(user);
+        }
+        assert_eq!((book.known, book.out, book.users.len()), (0, 0, 0));
     }
 
-    #[tokio::test]
-    async fn after_a_channel_error_suspects_go_one_by_one() {
+    #[test]
+    fn after_a_channel_error_suspects_go_one_by_one() {
         let mut book = book();
-        book.offer(vec![row(1, 1), row(2, 2), row(3, 3)], 3, Instant::now());
+        book.offer(vec![row(1, 1), row(2, 2), row(3, 3)], 3);
         assert_eq!(book.pick(2, 10).len(), 2);
         assert!(book.channel_closed().is_none());
         let alone = book.pick(10, 10);
         assert_eq!(positions(&alone), [1]);
         assert!(book.pick(10, 10).is_empty(), "nothing beside a suspect");
         assert_eq!(book.channel_closed().unwrap().position, 1);
-        book.hold(1, Instant::now());
+        book.hold(1);
         assert_eq!(positions(&book.pick(10, 10)), [2]);
     }
 
-    #[tokio::test]
-    async fn a_shard_given_up_keeps_only_what_is_out() {
+    #[test]
+    fn a_shard_given_up_keeps_only_what_is_out() {
         let mut book = book();
-        book.offer(vec![row(1, 1), row(2, 1), row(3, 2)], 3, Instant::now());
+        book.offer(vec![row(1, 1), row(2, 1), row(3, 2)], 3);
         let out = book.pick(1, 10);
         book.set_shards(0);
         assert_eq!(book.in_use(), bit(1));
@@ -487,10 +500,10 @@ mod tests {
         assert_eq!((book.known, book.out), (0, 0));
     }
 
-    #[tokio::test]
-    async fn a_window_is_never_passed() {
+    #[test]
+    fn a_window_is_never_passed() {
         let mut book = book();
-        book.offer((1..=50).map(|n| row(n, n)).collect(), 50, Instant::now());
+        book.offer((1..=50).map(|n| row(n, n)).collect(), 50);
         assert_eq!(book.pick(20, 8).len(), 8);
         assert_eq!(book.pick(20, 100).len(), 12);
         assert!(book.pick(20, 100).is_empty());

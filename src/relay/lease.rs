@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_postgres::Client;
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, SOUND};
 use super::book::bit;
 use super::stopped;
 use crate::store::outbox::{self, SHARDS};
@@ -74,7 +74,7 @@ enum LeaseError {
 }
 
 /// The task that keeps leases.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Keeper {
     /// Postgres.
     pub database_url: SecretString,
@@ -118,7 +118,8 @@ impl Keeper {
     /// Keeps leases until told to stop, over as many sessions as it takes.
     pub async fn run(mut self) {
         let mut backoff = Backoff::default();
-        let mut number = 0;
+        // A session's number is never used twice, not even by the next keeper of the same relay.
+        let mut number = self.lease.borrow().session;
         while !*self.stop.borrow() {
             number += 1;
             let began = Instant::now();
@@ -128,7 +129,7 @@ impl Keeper {
                 return;
             };
             tracing::warn!(%error, "the relay's leases are lost");
-            if began.elapsed() > Duration::from_secs(30) {
+            if began.elapsed() > SOUND {
                 backoff.reset();
             }
             let pause = backoff.next(rand::random());
@@ -137,6 +138,12 @@ impl Keeper {
                 () = stopped(&mut self.stop) => {}
             }
         }
+    }
+
+    /// Shows that the leases of whoever kept them before are lost.
+    pub fn show_lost(&self) {
+        let session = self.lease.borrow().session;
+        self.show(session + 1, 0, Instant::now());
     }
 
     async fn session(&mut self, number: u64) -> Result<(), LeaseError> {

@@ -75,7 +75,6 @@ impl Message {
 mod tests {
     use super::*;
     use jiff::Timestamp;
-    use std::time::Duration;
 
     fn parts(event_type: &str, redriven: bool) -> (Waiting, Record) {
         let at = Timestamp::from_second(1_700_000_000).unwrap();
@@ -87,7 +86,6 @@ mod tests {
             traceparent: Some("00-a-b-01".into()),
             tries: 0,
             redriven,
-            wait: Duration::ZERO,
         };
         let record = Record {
             position: 9,

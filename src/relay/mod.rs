@@ -10,6 +10,7 @@ mod message;
 mod outcome;
 pub mod pattern;
 mod publish;
+mod supervise;
 mod tail;
 mod topology;
 mod verdict;
@@ -27,6 +28,8 @@ use crate::telemetry::Metrics;
 pub use broker::BrokerError;
 pub use tail::{Received, Source, tail};
 pub use topology::{declare_queue, exchange};
+
+use supervise::supervise;
 
 /// What a relay needs to know.
 #[derive(Clone, Debug)]
@@ -69,16 +72,31 @@ impl Relay {
             metrics: Arc::clone(&settings.metrics),
             lease: lease_sender,
             report: report_receiver,
-            stop: leases_stop,
+            stop: leases_stop.clone(),
         };
+        let leases = supervise("leases", leases_stop, move || {
+            // Of one that died, nothing is proven any more.
+            keeper.show_lost();
+            keeper.clone().run()
+        });
         let drain_limit =
             Duration::from_millis(settings.config.confirm_timeout_ms) + publish::DELETE_LIMIT;
-        let publisher = publish::Publisher::new(settings, lease, report, publisher_stop);
+        let publisher = supervise("publisher", publisher_stop.clone(), move || {
+            // One that died has nothing out that would ever be settled, and wants no shards.
+            report.send_replace(lease::Report::default());
+            publish::Publisher::new(
+                settings.clone(),
+                lease.clone(),
+                report.clone(),
+                publisher_stop.clone(),
+            )
+            .run()
+        });
         Relay {
             stop_publisher,
             stop_leases,
-            publisher: tokio::spawn(publisher.run()),
-            leases: tokio::spawn(keeper.run()),
+            publisher: tokio::spawn(publisher),
+            leases: tokio::spawn(leases),
             drain_limit,
         }
     }

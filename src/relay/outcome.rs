@@ -2,10 +2,11 @@
 //!
 //! Never counts a try of a message that was not alone in flight, and never parks one for a fault that may be the operator's.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use lapin::types::ShortString;
 use tokio_postgres::Client;
 
 use super::book::REFUSED_PAUSE;
@@ -60,10 +61,7 @@ impl Publisher {
             }
         }
         self.delete(&session.client, &done).await?;
-        for (row, routing_key) in held {
-            self.hold(&session.client, &row, routing_key.as_str())
-                .await?;
-        }
+        self.hold(&session.client, held).await?;
         self.put_off(&session.client, &refused, REFUSED_PAUSE).await
     }
 
@@ -81,30 +79,38 @@ impl Publisher {
         Ok(())
     }
 
-    /// An event that nobody has bound a queue for, but somebody has to.
+    /// Events that nobody has bound a queue for, but somebody has to.
     async fn hold(
         &mut self,
         client: &Client,
-        row: &Waiting,
-        routing_key: &str,
+        rows: Vec<(Waiting, ShortString)>,
     ) -> Result<(), Fault> {
-        let hold_for = Duration::from_secs(self.settings.config.hold_for_s);
-        let held = within(outbox::hold(client, &[row.position], hold_for)).await?;
-        let Some(held) = held.first() else {
-            self.book.gone(row);
+        if rows.is_empty() {
             return Ok(());
-        };
-        if held.held >= hold_for {
-            return self.park(client, row, "unroutable").await;
         }
-        if held.held < REFUSED_PAUSE {
-            tracing::warn!(
-                position = row.position,
-                routing_key,
-                "no queue is bound for this event: its user is held back"
-            );
+        let hold_for = Duration::from_secs(self.settings.config.hold_for_s);
+        let positions: Vec<i64> = rows.iter().map(|(row, _)| row.position).collect();
+        let held: HashMap<i64, Duration> = within(outbox::hold(client, &positions, hold_for))
+            .await?
+            .into_iter()
+            .map(|held| (held.position, held.held))
+            .collect();
+        for (row, routing_key) in rows {
+            match held.get(&row.position) {
+                None => self.book.gone(&row),
+                Some(held) if *held >= hold_for => self.park(client, &row, "unroutable").await?,
+                Some(held) => {
+                    if *held < REFUSED_PAUSE {
+                        tracing::warn!(
+                            position = row.position,
+                            routing_key = routing_key.as_str(),
+                            "no queue is bound for this event: its user is held back"
+                        );
+                    }
+                    self.book.hold(row.user_no);
+                }
+            }
         }
-        self.book.hold(row.user_no, Instant::now() + held.wait);
         Ok(())
     }
 
@@ -120,7 +126,7 @@ impl Publisher {
         let positions: Vec<i64> = rows.iter().map(|row| row.position).collect();
         within(outbox::postpone(client, &positions, false, pause)).await?;
         for row in rows {
-            self.book.hold(row.user_no, Instant::now() + pause);
+            self.book.hold(row.user_no);
         }
         Ok(())
     }
@@ -213,7 +219,7 @@ impl Publisher {
                 self.park(client, row, &error.to_string()).await
             }
             Some(_) => {
-                self.book.hold(row.user_no, Instant::now() + REFUSED_PAUSE);
+                self.book.hold(row.user_no);
                 Ok(())
             }
             None => {

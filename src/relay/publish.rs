@@ -29,6 +29,8 @@ const BUSY_POLL: Duration = Duration::from_millis(20);
 const IDLE_POLL: Duration = Duration::from_millis(100);
 /// Least pause between two scans while messages are out: each costs the database the same whether it finds one row or a hundred.
 const SCAN_GAP: Duration = Duration::from_millis(5);
+/// Between two looks for rows that were put off and are due.
+const DUE_POLL: Duration = Duration::from_millis(100);
 /// Between two looks for redriven rows, which lie below the floors, and at the outbox as a whole.
 const SURVEY: Duration = Duration::from_secs(5);
 /// Records read and published at a time; with the limit on a record, a bound on memory.
@@ -72,6 +74,7 @@ pub(super) struct Publisher {
     /// When messages went out, oldest first; those with a verdict are dropped when they come to the front.
     sent_at: VecDeque<(Instant, Uuid)>,
     next_scan: Instant,
+    next_due: Instant,
     next_survey: Instant,
     pub(super) backoff: Backoff,
 }
@@ -125,6 +128,7 @@ impl Publisher {
             lease_session: 0,
             sent_at: VecDeque::new(),
             next_scan: now,
+            next_due: now,
             next_survey: now,
             backoff: Backoff::default(),
         }
@@ -200,7 +204,7 @@ impl Publisher {
     /// Works until told to stop (and then until nothing is out), or something fails.
     async fn rounds(&mut self, session: &mut Session) -> Result<(), Fault> {
         let now = Instant::now();
-        (self.next_scan, self.next_survey) = (now, now);
+        (self.next_scan, self.next_due, self.next_survey) = (now, now, now);
         self.report(true);
         self.lease_session = self.lease.borrow().session;
         loop {
@@ -229,7 +233,10 @@ impl Publisher {
             if now >= self.next_survey {
                 self.survey(&session.client).await?;
             }
-            if self.book.release_due(now) || now >= self.next_scan {
+            if now >= self.next_due {
+                self.take_due(&session.client).await?;
+            }
+            if now >= self.next_scan {
                 self.scan(&session.client).await?;
             }
             self.publish(session).await?;
@@ -290,9 +297,23 @@ impl Publisher {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let rows = within(outbox::scan(client, &floors, &self.book.busy(), limit)).await?;
         let found = !rows.is_empty();
-        self.book.offer(rows, horizon, Instant::now());
+        self.book.offer(rows, horizon);
         let busy = found || self.book.out() > 0;
         self.next_scan = began + if busy { BUSY_POLL } else { IDLE_POLL };
+        Ok(())
+    }
+
+    /// Looks for rows that were put off and are due. They have low positions and go first, so they get half of the window only:
+    /// what is refused again and again must not take the place of the rest.
+    async fn take_due(&mut self, client: &Client) -> Result<(), Fault> {
+        self.next_due = Instant::now() + DUE_POLL;
+        let shards: Vec<u8> = self.book.floors().iter().map(|(shard, _)| *shard).collect();
+        let half = self.settings.config.window.div_ceil(2);
+        let limit = i64::try_from(half.saturating_sub(self.book.late())).unwrap_or(0);
+        if limit > 0 && !shards.is_empty() && self.book.has_room() {
+            let rows = within(outbox::due(client, &shards, &self.book.busy(), limit)).await?;
+            self.book.offer_late(rows);
+        }
         Ok(())
     }
 
