@@ -55,10 +55,10 @@ enum Command {
     },
     /// Issue a development token, signed with an HS256 key of the keys file.
     Token {
-        /// Its subject.
+        /// Whose token it is.
         #[arg(long)]
         subject: String,
-        /// Scopes, separated by commas.
+        /// Scopes, separated by commas: ledger:read, ledger:write, ledger:read:any, ledger:write:any, ledger:admin.
         #[arg(
             long,
             value_delimiter = ',',
@@ -93,6 +93,7 @@ enum Command {
 enum DevAction {
     /// Stop or start the broker of a running `daybook dev`.
     Broker {
+        /// What to do with it.
         #[arg(value_parser = ["stop", "start"])]
         what: String,
     },
@@ -100,7 +101,7 @@ enum DevAction {
 
 #[derive(Subcommand)]
 enum EventsAction {
-    /// Show events as they come, one line each, until interrupted.
+    /// Show records as they settle, from now on, one line each, until interrupted; with --broker, messages.
     Tail(TailArgs),
 }
 
@@ -123,10 +124,12 @@ enum OutboxAction {
 
 #[derive(Subcommand)]
 enum ServicesAction {
-    /// Run a command.
+    /// Start them, run the command with their addresses in its environment, stop them.
     Run {
+        /// Where their data lives while it runs.
         #[arg(long, default_value = ".daybook/test")]
         dir: PathBuf,
+        /// The command and its arguments.
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
@@ -143,10 +146,22 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // Nobody may be reading.
-            let _ = writeln!(std::io::stderr(), "daybook: {error:#}");
+            let _ = writeln!(std::io::stderr(), "daybook: {}", told(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes in one line. Libraries repeat a cause in the text of what it caused; it is said once.
+fn told(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |said, cause| {
+        let cause = cause.to_string();
+        match said.as_str() {
+            "" => cause,
+            _ if said.contains(&cause) => said,
+            _ => format!("{said}: {cause}"),
+        }
+    })
 }
 
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
@@ -224,6 +239,16 @@ fn tool_config(file: Option<&Path>) -> anyhow::Result<(Config, Option<String>)> 
     config.amqp_url = running.amqp_url.into();
     config.keys_file.get_or_insert(dir.join("keys.json"));
     Ok((config, Some(running.demo_queue)))
+}
+
+/// The database of a command for people.
+fn database(config: &Config) -> anyhow::Result<&SecretString> {
+    if config.database_url.expose_secret().is_empty() {
+        bail!(
+            "no ledger: run it in the directory where `make run` is running, or set DAYBOOK_DATABASE_URL"
+        );
+    }
+    Ok(&config.database_url)
 }
 
 fn say(line: &str) -> anyhow::Result<()> {
@@ -315,15 +340,17 @@ async fn near(port: u16) -> std::io::Result<TcpListener> {
 }
 
 fn token(config: &Config, subject: &str, scopes: &[String], ttl_s: u64) -> anyhow::Result<()> {
-    let keys = config
-        .keys_file
-        .as_deref()
-        .context("DAYBOOK_KEYS_FILE is not set")?;
+    let keys = config.keys_file.as_deref().context(
+        "no keys: run it in the directory where `make run` is running, or set DAYBOOK_KEYS_FILE",
+    )?;
     let subject =
         Subject::parse(subject).context("a subject is 1 to 128 visible ASCII characters")?;
     let scopes = scopes
         .iter()
-        .map(|name| Scope::parse(name).with_context(|| format!("{name:?} is no scope")))
+        .map(|name| {
+            Scope::parse(name)
+                .with_context(|| format!("{name:?} is no scope; see `daybook token --help`"))
+        })
         .collect::<Result<Vec<_>, _>>()?;
     say(&auth::issue(
         keys,
@@ -381,7 +408,7 @@ fn show(message: Received) {
 /// Rows of the database, from now on, as the horizon settles them.
 async fn rows(config: &Config) -> anyhow::Result<()> {
     let (client, _driver) =
-        session::connect(&config.database_url, &config.ledger, session::Purpose::Read).await?;
+        session::connect(database(config)?, &config.ledger, session::Purpose::Read).await?;
     let mut after = tail::latest(&client).await?;
     loop {
         let page = tail::after(&client, after).await?;
@@ -397,7 +424,7 @@ async fn rows(config: &Config) -> anyhow::Result<()> {
 
 async fn outbox_list(config: &Config) -> anyhow::Result<()> {
     let (client, _driver) =
-        session::connect(&config.database_url, &config.ledger, session::Purpose::Read).await?;
+        session::connect(database(config)?, &config.ledger, session::Purpose::Read).await?;
     let depth = outbox::depth(&client).await?;
     say(&format!(
         "waiting {}, the oldest for {:.1} s; parked {}",
@@ -437,7 +464,7 @@ async fn prove(config: &Config) -> anyhow::Result<ExitCode> {
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} events {per_sec} {eta}") {
         bar.set_style(style);
     }
-    let report = verify::verify(&config.database_url, &config.ledger, |read, total| {
+    let report = verify::verify(database(config)?, &config.ledger, |read, total| {
         bar.set_length(total);
         bar.set_position(read);
     })

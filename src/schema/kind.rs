@@ -94,10 +94,32 @@ fn field_errors(error: &jsonschema::ValidationError<'_>) -> Vec<FieldError> {
         _ => (Vec::new(), ""),
     };
     if names.is_empty() {
-        let detail = error.masked_with("the value").to_string();
+        let detail = match error.kind() {
+            ValidationErrorKind::Format { format } => format_detail(format),
+            _ => None,
+        };
+        let detail =
+            detail.map_or_else(|| error.masked_with("the value").to_string(), str::to_owned);
         return vec![FieldError { pointer, detail }];
     }
     names.iter().map(|name| of_member(name, detail)).collect()
+}
+
+/// What a member of one of the ledger's own formats has to look like: the commonest mistakes of a first request are here, and a
+/// format's name alone helps nobody.
+fn format_detail(format: &str) -> Option<&'static str> {
+    match format {
+        "amount" => Some(
+            "an amount is a positive integer in minor units, as a string of at most 38 digits, such as \"2500\"",
+        ),
+        "amount_or_zero" => Some(
+            "an amount is an integer in minor units, not negative, as a string of at most 38 digits, such as \"2500\"",
+        ),
+        "asset" => Some("an asset of this ledger, with its decimals, such as EUR/2"),
+        "currency" => Some("the code of an asset of this ledger, such as EUR"),
+        "subject" => Some("a subject is 1 to 128 visible ASCII characters"),
+        _ => None,
+    }
 }
 
 /// From one version to the next.

@@ -55,10 +55,10 @@ pub enum Refused {
     #[error("the request is invalid")]
     Invalid(Vec<FieldError>),
     /// No such type (400 `unknown_type`).
-    #[error("there is no type {0:?}")]
+    #[error("there is no type {0:?}; GET /v1/types lists what there is")]
     UnknownType(String),
     /// No such version of the type (400 `unknown_schema`).
-    #[error("there is no schema {0:?}")]
+    #[error("the type has no version {0:?}; GET /v1/types lists what there is")]
     UnknownSchema(String),
     /// The type takes a scope that the token lacks (403 `scope_missing`).
     #[error("the type takes the scope {0}")]
