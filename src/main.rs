@@ -1,6 +1,6 @@
 //! Daybook's command line: reads arguments and configuration, and hands over.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use daybook::config::Config;
 use daybook::domain::{Scope, Subject};
