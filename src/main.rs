@@ -174,8 +174,14 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             dir,
             action: Some(DevAction::Broker { what }),
         } => match what.as_str() {
-            "stop" => dev::broker_stop(&dir)?,
-            _ => dev::broker_start(&dir)?,
+            "stop" => {
+                dev::broker_stop(&dir)?;
+                say("RabbitMQ is stopped; events are accepted and wait in the outbox")?;
+            }
+            _ => {
+                dev::broker_start(&dir)?;
+                say("RabbitMQ is running; what waited is published within seconds")?;
+            }
         },
         Command::Token {
             subject,
@@ -474,7 +480,7 @@ async fn prove(config: &Config) -> anyhow::Result<ExitCode> {
         say(&format!("FAULT {fault}"))?;
     }
     say(&format!(
-        "{} events of {} users, {} postings, {} balances: {}",
+        "events {}, users {}, postings {}, balances {}: {}",
         report.events,
         report.users,
         report.postings,

@@ -178,15 +178,12 @@ pub fn router(app: App) -> Router {
     router
         .method_not_allowed_fallback(move |request: Request| async move {
             let detail = "see the header Allow";
-            request::refuse(
-                &methods,
-                &request,
-                Problem::new("method_not_allowed", detail),
-            )
+            let problem = Problem::new("method_not_allowed", detail);
+            request::refuse(&methods, request, problem).await
         })
         .fallback(move |request: Request| async move {
             let problem = Problem::new("not_found", "there is no such path");
-            request::refuse(&app, &request, problem)
+            request::refuse(&app, request, problem).await
         })
 }
 

@@ -10,7 +10,7 @@ use crate::store::reads;
 use crate::telemetry::RequestLabels;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Query as QueryString, RawPathParams, Request};
-use axum::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response};
 use bytes::Bytes;
@@ -26,6 +26,9 @@ use tracing::Instrument;
 
 /// Longest body, in bytes.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
+/// How much of a refused request's body is still taken in, in bytes, and for how long.
+const DISCARD_BYTES_MAX: usize = 1024 * 1024;
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
 /// Longest request id that is taken from a client, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 64;
 /// How much longer than the deadline a write may take to tell its outcome. The lanes decide it within their grace; this is
@@ -237,7 +240,9 @@ pub(super) async fn run(route: &'static Route, app: Arc<App>, request: Request) 
     async {
         let traceparent = edge.traceparent.clone();
         let deadline = edge.started + app.config.request_timeout();
-        let answering = answer(route, app.clone(), request, traceparent, deadline);
+        let (parts, mut body) = request.into_parts();
+        let expects = parts.headers.contains_key(EXPECT);
+        let answering = answer(route, app.clone(), parts, &mut body, traceparent, deadline);
         let answer = match AssertUnwindSafe(answering).catch_unwind().await {
             Ok(answer) => answer,
             Err(_) => {
@@ -245,6 +250,10 @@ pub(super) async fn run(route: &'static Route, app: Arc<App>, request: Request) 
                 Err(Problem::internal())
             }
         };
+        // Who asked before sending has sent nothing yet.
+        if answer.is_err() && !expects {
+            discard(&mut body).await;
+        }
         edge.finish(&app, route.path, answer)
     }
     .instrument(span)
@@ -252,20 +261,39 @@ pub(super) async fn run(route: &'static Route, app: Arc<App>, request: Request) 
 }
 
 /// Answers a request that no row of the route table takes.
-pub(super) fn refuse(app: &App, request: &Request, problem: Problem) -> Response<Body> {
+pub(super) async fn refuse(app: &App, request: Request, problem: Problem) -> Response<Body> {
     let edge = Edge::of(request.method(), request.headers());
     let span = edge.span();
+    if !request.headers().contains_key(EXPECT) {
+        discard(&mut request.into_body()).await;
+    }
     span.in_scope(|| edge.finish(app, "none", Err(problem)))
+}
+
+/// Takes in what a refused request is still sending, within limits: a connection that is closed with bytes unread is reset, and
+/// the answer is lost with it.
+async fn discard(body: &mut Body) {
+    let taking = async {
+        let mut left = DISCARD_BYTES_MAX;
+        while let Some(Ok(frame)) = body.frame().await {
+            let taken = frame.data_ref().map_or(0, Bytes::len);
+            let Some(less) = left.checked_sub(taken) else {
+                return;
+            };
+            left = less;
+        }
+    };
+    let _ = tokio::time::timeout(DISCARD_TIME_MAX, taking).await;
 }
 
 async fn answer(
     route: &'static Route,
     app: Arc<App>,
-    request: Request,
+    mut parts: Parts,
+    body: &mut Body,
     traceparent: Option<String>,
     deadline: Instant,
 ) -> Result<Response<Body>, Problem> {
-    let (mut parts, body) = request.into_parts();
     let principal = app
         .verifier
         .verify(bearer(&parts.headers)?, Timestamp::now())?;
@@ -351,11 +379,12 @@ async fn path(parts: &mut Parts) -> Result<Vec<(String, String)>, Problem> {
         .collect())
 }
 
-async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
-    if !is_json(headers.get(CONTENT_TYPE)) {
+async fn read_body(headers: &HeaderMap, body: &mut Body) -> Result<Bytes, Problem> {
+    let mut types = headers.get_all(CONTENT_TYPE).iter();
+    if !is_json(types.next()) || types.next().is_some() {
         return Err(Problem::new(
             "unsupported_media_type",
-            "Content-Type is application/json",
+            "the header Content-Type is application/json, once",
         ));
     }
     let too_large = || {

@@ -530,13 +530,13 @@ async fn requests_have_limits() {
     app.send(twice)
         .await
         .refused(400, "idempotency_key_invalid");
-    app.send(
-        request()
-            .header("Idempotency-Key", "a")
-            .header("Content-Type", "text/plain"),
-    )
-    .await
-    .refused(415, "unsupported_media_type");
+    for types in [&["text/plain"][..], &["application/json", "text/plain"]] {
+        let keyed = request().header("Idempotency-Key", "a");
+        let typed = types
+            .iter()
+            .fold(keyed, |request, one| request.header(json.0, *one));
+        app.send(typed).await.refused(415, "unsupported_media_type");
+    }
     app.stop().await;
     ledger.finish().await;
 }
@@ -910,6 +910,38 @@ async fn a_begun_command_is_504_a_second_after_its_deadline_and_goes_on() {
             == 200
     })
     .await;
+    app.stop().await;
+    ledger.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_reaches_a_client_that_is_still_sending() {
+    let ledger = Ledger::new().await;
+    let app = App::start(&ledger).await;
+    let long = 800_000;
+    for (token, path, status) in [
+        (user("alice"), "/v1/events", "413"),
+        ("x".to_owned(), "/v1/events", "401"),
+        (user("alice"), "/nowhere", "404"),
+    ] {
+        let mut stream = TcpStream::connect(app.url.trim_start_matches("http://"))
+            .await
+            .unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nIdempotency-Key: k\r\n\
+             Connection: close\r\nContent-Type: application/json\r\nContent-Length: {long}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        for _ in 0..long / 10_000 {
+            stream.write_all(&[b' '; 10_000]).await.unwrap();
+        }
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{answer}"
+        );
+    }
     app.stop().await;
     ledger.finish().await;
 }
