@@ -238,6 +238,8 @@ impl Lane {
             {
                 split(batch, waiting);
             }
+            // Behind a lost COMMIT even this says nothing of what the first run wrote.
+            Failure::Fault(Fault::Wrong) if batch.unknown => batch.answer(&Outcome::Unknown),
             Failure::Fault(Fault::Wrong) => batch.answer(&Outcome::Failed),
             Failure::Fault(Fault::Lost) if batch.sessions < SESSIONS_MAX || sought(&batch) => {
                 batch.sessions = batch.sessions.saturating_add(1);
@@ -249,7 +251,11 @@ impl Lane {
             }
             Failure::CommitLost => {
                 batch.unknown = true;
-                waiting.push(batch);
+                if sought(&batch) {
+                    waiting.push(batch);
+                } else {
+                    batch.answer(&Outcome::Unknown);
+                }
             }
             Failure::Fault(_) => batch.give_up(Unavailable::Database),
             Failure::ClockSkew => batch.give_up(Unavailable::ClockSkew),

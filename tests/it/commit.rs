@@ -624,3 +624,52 @@ async fn d8_a_commit_that_is_still_on_its_way_is_waited_for() {
 async fn d8_a_commit_that_never_arrived_is_run_again() {
     lose_commit(Loss::Request).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d8_a_refusal_behind_a_lost_commit_claims_nothing() {
+    let ledger = Ledger::new().await;
+    ledger
+        .admin
+        .batch_execute(
+            "CREATE TABLE broken (at timestamptz);
+             CREATE FUNCTION refuse_b() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+             AS $$ BEGIN
+               IF NEW.idempotency_key = 'b' AND EXISTS (SELECT FROM broken) THEN RAISE EXCEPTION 'broken'; END IF;
+               RETURN NEW; END $$;
+             CREATE TRIGGER refuse_b BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION refuse_b()",
+        )
+        .await
+        .unwrap();
+    let proxy = Proxy::start(&ledger.url, Loss::Delayed).await;
+    let (lanes, drain) = Lanes::start(&Settings {
+        database_url: proxy.url.clone(),
+        lanes: 1,
+        ..settings(&ledger)
+    });
+    assert!(matches!(
+        lanes.submit(deposit("lou", "a", 5), soon()).await,
+        Outcome::Created(_)
+    ));
+    proxy.arm();
+    let post = {
+        let lanes = lanes.clone();
+        tokio::spawn(async move { lanes.submit(deposit("lou", "b", 5), soon()).await })
+    };
+    proxy.lost.notified().await;
+    // The second run waits for the first one's lock; the first one then ends without a COMMIT, and the second cannot write.
+    ledger
+        .admin
+        .batch_execute("INSERT INTO broken VALUES (now())")
+        .await
+        .unwrap();
+    let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                WHERE state = 'idle in transaction' AND application_name = 'daybook lane'
+                  AND datname = current_database()";
+    crate::ledger::eventually("the first run ends", async || {
+        ledger.value::<i64>(kill).await > 0
+    })
+    .await;
+    assert_eq!(post.await.unwrap(), Outcome::Unknown);
+    drain.finish().await;
+    ledger.finish().await;
+}
