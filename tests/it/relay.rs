@@ -655,29 +655,46 @@ async fn a_tail_shows_what_is_there_and_leaves_it_there() {
             name: queue.clone(),
             acknowledge,
         };
-        assert_eq!(shown(&f, source, 3).await.len(), 3, "{acknowledge}");
+        assert_eq!(
+            shown(&f, source, 3, PATIENCE).await.len(),
+            3,
+            "{acknowledge}"
+        );
     }
     let source = Source::Queue {
         name: queue,
         acknowledge: false,
     };
-    assert_eq!(shown(&f, source, 1).await.len(), 0, "taken out before");
+    assert_eq!(
+        shown(&f, source, 1, Duration::from_secs(2)).await.len(),
+        0,
+        "taken out before"
+    );
     let new = Source::New {
         ledger: f.ledger.clone(),
         pattern: "a.*".to_owned(),
     };
+    // Again and again: what is published before the tail has bound its queue is not for it.
     let late = async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        f.append([3], "a.b").await;
-        f.append([4], "b").await;
+        loop {
+            f.append([4], "b").await;
+            f.append([3], "a.b").await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     };
-    let (new, ()) = tokio::join!(shown(&f, new, 2), late);
+    let new = tokio::select! {
+        new = shown(&f, new, 1, PATIENCE) => new,
+        () = late => unreachable!("it never ends"),
+    };
     assert_eq!(new, ["a.b"]);
     relay.stop().await;
 }
 
-/// Routing keys of the messages that a tail shows within two seconds, or until there are enough.
-async fn shown(f: &Fixture, source: Source, enough: usize) -> Vec<String> {
+/// How long a tail may take to show what is there.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Routing keys of the messages that a tail shows within a time, or until there are enough.
+async fn shown(f: &Fixture, source: Source, enough: usize, patience: Duration) -> Vec<String> {
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let url = f.amqp_url.clone();
     let task = tokio::spawn(async move {
@@ -687,7 +704,7 @@ async fn shown(f: &Fixture, source: Source, enough: usize) -> Vec<String> {
         .await
     });
     let mut keys = Vec::new();
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(2);
+    let deadline = tokio::time::Instant::now() + patience;
     while keys.len() < enough
         && let Ok(Some(key)) = tokio::time::timeout_at(deadline, receiver.recv()).await
     {
