@@ -6,6 +6,8 @@ mod args;
 mod client;
 mod control;
 mod database;
+#[allow(dead_code)]
+mod fill;
 mod report;
 mod saturation;
 
