@@ -134,10 +134,11 @@ CREATE TABLE snapshot_horizon (
 );
 INSERT INTO snapshot_horizon (position, drawn_at, generation) VALUES (0, 'epoch', 0);
 
--- Whoever deletes a snapshot takes back what was claimed of all of them; a fold that is under way notices by the generation.
+-- Whoever deletes a snapshot takes back what was claimed of all of them; a fold that is under way notices by the generation. The
+-- schema is named: whoever does this by hand may have another ledger in the search path.
 CREATE FUNCTION forget_snapshots() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE snapshot_horizon SET position = 0, drawn_at = 'epoch', generation = generation + 1;
+    EXECUTE format('UPDATE %I.snapshot_horizon SET position = 0, drawn_at = ''epoch'', generation = generation + 1', TG_TABLE_SCHEMA);
     RETURN NULL;
 END $$;
 CREATE TRIGGER balance_snapshots_forgotten AFTER DELETE OR TRUNCATE ON balance_snapshots

@@ -49,7 +49,10 @@ async fn summed(call: Call, address: Address) -> Result<Vec<Balance>, Problem> {
     let summing = async move {
         let _turn = turn;
         let client = call.client().await?;
-        let reading = snapshots::summed_balances(&client, address.as_str());
+        let reading = async {
+            let statement = client.prepare_cached(snapshots::SUMMED_BALANCES).await?;
+            snapshots::summed_balances(&client, &statement, address.as_str()).await
+        };
         call.read(&client, reading).await
     };
     tokio::spawn(summing.in_current_span())

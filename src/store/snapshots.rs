@@ -11,9 +11,9 @@
 
 use super::partitions;
 use super::reads::Balance;
+use futures_util::future::join3;
 use jiff::{SignedDuration, Timestamp};
-use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Error};
+use tokio_postgres::{Client, Error, Statement};
 
 /// How much earlier than a position was drawn its event may be recorded, generously: stepped clocks, too.
 const MARGIN: SignedDuration = SignedDuration::from_hours(24);
@@ -31,7 +31,7 @@ pub const ROWS_MAX: i64 = 2_000;
 /// are read by one statement, in one snapshot of the database: a newer row beside an older tail would count postings twice.
 /// Without a claim as young as $2 it finds no asset: the bound $3 would then leave postings out. An account that was opened with a
 /// floor has no snapshots.
-const SUMMED_BALANCES: &str = "-- summed_balances
+pub const SUMMED_BALANCES: &str = "-- summed_balances
 WITH RECURSIVE account AS (
     SELECT a.account_no, CASE WHEN a.guard = 'floor' THEN timestamptz 'epoch' ELSE f.drawn_at END AS drawn_at
     FROM snapshot_horizon f LEFT JOIN accounts a ON a.address = $1::text
@@ -62,6 +62,12 @@ FROM account LEFT JOIN (
           AND p.recorded_at >= $3) t
     WHERE h.asset <> '') sums ON true
 ORDER BY sums.asset LIMIT $4::bigint";
+
+/// Planning takes several times as long as reading, so a session plans once. The partitions that the bound rules out are then left
+/// out when the plan begins to run; left to itself the server would compare the costs of all partitions, and plan anew each time.
+const ONE_PLAN: &str = "SET plan_cache_mode = force_generic_plan";
+
+const ANY_PLAN: &str = "RESET plan_cache_mode";
 
 const MARK: &str = "-- mark_snapshots
 SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END, clock_timestamp() FROM events_position_seq";
@@ -141,49 +147,53 @@ pub const STATEMENTS: &[&str] = &[
     FOLD,
 ];
 
-/// The balances of an account that no write locks, all of one moment. Costs the tail since the keeper's last fold; when that was
-/// more than a day ago, a second attempt costs the tail since then, or all postings if it never was.
+/// The balances of an account that no write locks, all of one moment; `statement` is [`SUMMED_BALANCES`], prepared. Costs the tail
+/// since the keeper's last fold; when that was more than a day ago, a second attempt costs the tail since then, or all postings if
+/// it never was.
 ///
 /// # Errors
 /// The driver's.
-pub async fn summed_balances(client: &Client, address: &str) -> Result<Vec<Balance>, Error> {
+pub async fn summed_balances(
+    client: &Client,
+    statement: &Statement,
+    address: &str,
+) -> Result<Vec<Balance>, Error> {
     let hoped = Timestamp::now()
         .checked_sub(CLAIM_AGE_MAX)
         .unwrap_or(Timestamp::MIN);
-    let (drawn_at, balances) = sums(client, address, hoped).await?;
+    let (drawn_at, balances) = sums(client, statement, address, hoped).await?;
     if drawn_at >= hoped {
         return Ok(balances);
     }
     // A claim only ever grows younger, unless somebody deletes snapshots between the two statements.
-    let (again, balances) = sums(client, address, drawn_at).await?;
+    let (again, balances) = sums(client, statement, address, drawn_at).await?;
     if again >= drawn_at {
         return Ok(balances);
     }
-    sums(client, address, Timestamp::UNIX_EPOCH)
+    sums(client, statement, address, Timestamp::UNIX_EPOCH)
         .await
         .map(|(_, balances)| balances)
 }
 
-/// The age of the claim, and, if it is at least as young as `drawn_at`, the balances.
+/// The moment of the claim, and, if it is at least as young as `drawn_at`, the balances.
 async fn sums(
     client: &Client,
+    statement: &Statement,
     address: &str,
     drawn_at: Timestamp,
 ) -> Result<(Timestamp, Vec<Balance>), Error> {
-    // Not prepared: the server plans such a statement anew, knowing the bound, and so opens only the partitions it needs. The plan
-    // of a prepared one may come to be for any bound.
-    let rows = client
-        .query_typed(
-            SUMMED_BALANCES,
-            &[
-                (&address, Type::TEXT),
-                (&drawn_at, Type::TIMESTAMPTZ),
-                (&since(drawn_at), Type::TIMESTAMPTZ),
-                (&ASSETS_MAX, Type::INT8),
-            ],
-        )
-        .await?;
+    let since = since(drawn_at);
+    // One round trip. The last one is sent whatever becomes of the others.
+    let (set, rows, reset) = join3(
+        client.batch_execute(ONE_PLAN),
+        client.query(statement, &[&address, &drawn_at, &since, &ASSETS_MAX]),
+        client.batch_execute(ANY_PLAN),
+    )
+    .await;
+    set?;
+    reset?;
     let mut claimed = Timestamp::UNIX_EPOCH;
+    let rows = rows?;
     let mut balances = Vec::with_capacity(rows.len());
     for row in rows {
         claimed = row.try_get(0)?;
