@@ -156,7 +156,7 @@ impl Commands {
             Kind::TransferTo(to) => (Name::Transfer, self.user_but(&[to], random), to),
             Kind::TransferFrom(from) => (Name::Transfer, from, self.user_but(&[from], random)),
         };
-        let splits = self.mix.lines && version == VERSION_LAST;
+        let splits = self.mix.lines && version == VERSION_LAST && name != Name::Withdrawal;
         let event = Event {
             name,
             version,

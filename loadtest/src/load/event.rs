@@ -44,7 +44,7 @@ pub struct Event {
     pub subject: u32,
     /// Who gets the money, of a transfer or by lines.
     pub to: u32,
-    /// Who gets as much again, by lines; for the last version only.
+    /// Who gets as much again, by lines; for the last version of a deposit or a transfer only.
     pub and_to: Option<u32>,
     /// To each, in minor units of EUR.
     pub amount: u64,

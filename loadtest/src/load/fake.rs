@@ -24,6 +24,8 @@ pub struct Seen {
 pub enum Reply {
     /// This status and body, after this long.
     Answer(u16, &'static str, Duration),
+    /// 201, once this many requests are in flight.
+    Together(usize),
     /// The connection is lost.
     Lose,
     /// The connection is lost, and so is every later one.
@@ -47,7 +49,9 @@ pub struct Fake {
 struct Shared {
     script: Script,
     seen: Mutex<Vec<Seen>>,
-    /// How often the script has said that there is no service.
+    /// How many came to answer together.
+    round: tokio::sync::watch::Sender<usize>,
+    /// Told when the script says that there is no service any more.
     vanished: tokio::sync::Notify,
 }
 
@@ -66,6 +70,7 @@ impl Fake {
         let shared = Arc::new(Shared {
             script,
             seen: Mutex::new(Vec::new()),
+            round: tokio::sync::watch::Sender::new(0),
             vanished: tokio::sync::Notify::new(),
         });
         let mut tasks = JoinSet::new();
@@ -110,6 +115,17 @@ impl Shared {
             Reply::Answer(status, body, wait) => {
                 tokio::time::sleep(wait).await;
                 Some((status, body))
+            }
+            Reply::Together(count) => {
+                let mut arrived = 0;
+                self.round.send_modify(|all| {
+                    *all += 1;
+                    arrived = *all;
+                });
+                let whole = arrived.next_multiple_of(count);
+                let mut round = self.round.subscribe();
+                round.wait_for(|all| *all >= whole).await.unwrap();
+                Some((201, "thebody"))
             }
             Reply::Lose => None,
             Reply::Vanish => {
