@@ -18,17 +18,17 @@ use std::sync::Arc;
 
 /// Whose token wrote it all, as a service that writes for its users would.
 const WRITER: &str = "admin";
-/// What each user gets first where money moves between users: no history is long enough to spend it.
-const FUNDING: u64 = 100_000_000;
+/// What each user gets first: no history and no run after it is long enough to spend it.
+const FUNDING: u64 = 1_000_000_000;
 /// Different commands of one user at most; each is drafted once and used again with other keys.
 const COMMANDS_OF_A_USER_MAX: u32 = 10;
 /// Different commands in all, about: drafting costs far more than deciding, and each is kept.
 const COMMANDS_MAX: u32 = 100_000;
 
-/// What moves in a history.
+/// What moves in a history, once each user got money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Each user gets money once, then all pay one another at random.
+    /// All pay one another at random.
     Transfers,
     /// `world` pays random users: every event has a leg on that one account.
     Deposits,
@@ -45,6 +45,8 @@ pub struct Plan {
     pub kind: Kind,
     /// Where chance begins.
     pub seed: u64,
+    /// Whether the indexes stay while it is copied, and grow as they do in service; that takes several times as long.
+    pub keep_indexes: bool,
 }
 
 /// An event and the numbers that its rows go by.
@@ -123,12 +125,10 @@ impl History {
             scopes: Scopes::from_iter(Scope::ALL),
         };
         let users = self.plan.users;
-        if self.plan.kind == Kind::Transfers {
-            for user in 1..=users {
-                self.draft(&registry, &principal, user, &deposit(user, FUNDING))?;
-            }
-            self.first = self.drafts.len();
+        for user in 1..=users {
+            self.draft(&registry, &principal, user, &deposit(user, FUNDING))?;
         }
+        self.first = self.drafts.len();
         for _ in 0..(COMMANDS_MAX / users).clamp(1, COMMANDS_OF_A_USER_MAX) {
             for user in 1..=users {
                 let amount = self.random.random_range(1..=9);

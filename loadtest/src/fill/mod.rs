@@ -21,7 +21,7 @@ use history::{Event, History};
 use rows::Rows;
 use std::pin::pin;
 use std::time::{Duration, Instant};
-use tables::Month;
+use tables::{Dropped, Month};
 use tokio::sync::mpsc;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, CopyInSink};
@@ -67,11 +67,14 @@ pub async fn fill(database: &Database, ledger: &str, plan: Plan) -> Result<Fille
     let client = database.connect().await?;
     tables::settle_in(&client, ledger).await?;
     let month = tables::month(&client).await?;
-    let events = plan.events;
+    let (events, keep_indexes) = (plan.events, plan.keep_indexes);
     let history = History::new(plan, ledger, (month.begins, month.now))?;
 
     let started = Instant::now();
-    let dropped = tables::drop_indexes(&client, &month).await?;
+    let dropped = match keep_indexes {
+        true => Dropped::default(),
+        false => tables::drop_indexes(&client, &month).await?,
+    };
     let history = copy(database, ledger, &month, history).await?;
     let copying = started.elapsed();
 

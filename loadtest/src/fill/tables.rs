@@ -70,6 +70,7 @@ pub async fn month(client: &Client) -> Result<Month> {
 }
 
 /// Indexes that were dropped.
+#[derive(Default)]
 pub struct Dropped {
     partitions: Vec<String>,
     parents: Vec<String>,
@@ -80,10 +81,7 @@ pub struct Dropped {
 /// # Errors
 /// What Postgres says.
 pub async fn drop_indexes(client: &Client, month: &Month) -> Result<Dropped> {
-    let mut dropped = Dropped {
-        partitions: Vec::new(),
-        parents: Vec::new(),
-    };
+    let mut dropped = Dropped::default();
     for (table, partition) in [("events", &month.events), ("postings", &month.postings)] {
         for row in client.query(INDEXES, &[partition]).await? {
             dropped.partitions.push(row.try_get(1)?);
