@@ -1,89 +1,25 @@
 //! A filled ledger is a ledger: proved by `verify`, with the schema it was migrated to, and open for more.
 
 use super::*;
+use crate::lab::{Lab, Ledger};
 use daybook::commit::{Lanes, Outcome, Settings};
 use daybook::domain::{IdempotencyKey, Principal, Scope, Scopes};
-use daybook::keeper::verify::verify;
 use daybook::schema::Registry;
-use daybook::store::{bootstrap, migrate};
 use jiff::Timestamp;
-use secrecy::{ExposeSecret, SecretString};
 use std::sync::Arc;
 
-/// A migrated ledger called `filled`, in a database of its own.
-struct Ledger {
-    name: String,
-    superuser: SecretString,
-    urls: bootstrap::Urls,
-    database: Database,
-    client: Client,
+/// One value, as text.
+async fn text(ledger: &Ledger, sql: &str) -> String {
+    let client = ledger.database.connect().await.unwrap();
+    client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-const LEDGER: &str = "filled";
-/// The tests of this program share the roles, so that they have to agree on it.
-const PASSWORD: &str = "test";
-
-impl Ledger {
-    async fn new() -> Self {
-        // One at a time: Postgres refuses to change a role twice at once.
-        static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-        let _one = ONE.lock().await;
-        let superuser: SecretString = std::env::var("TEST_DATABASE_URL")
-            .expect("TEST_DATABASE_URL is set by `make test`")
-            .into();
-        let name = format!("fill_{:016x}", rand::random::<u64>());
-        let server = Database::at(superuser.expose_secret()).unwrap();
-        let create = format!("CREATE DATABASE {name}");
-        let client = server.connect().await.unwrap();
-        client.batch_execute(&create).await.unwrap();
-        let urls = bootstrap::bootstrap(&superuser, &name, PASSWORD)
-            .await
-            .unwrap();
-        migrate::migrate(&urls.owner, &urls.runtime, LEDGER)
-            .await
-            .unwrap();
-        let url = superuser.expose_secret();
-        let url = format!("{}/{name}", url.rsplit_once('/').unwrap().0);
-        let database = Database::at(&url).unwrap();
-        let client = database.connect().await.unwrap();
-        let path = format!("SET search_path = {LEDGER}");
-        client.batch_execute(&path).await.unwrap();
-        Ledger {
-            name,
-            superuser,
-            urls,
-            database,
-            client,
-        }
-    }
-
-    async fn text(&self, sql: &str) -> String {
-        self.client.query_one(sql, &[]).await.unwrap().get(0)
-    }
-
-    /// Every index, with its table, definition and state.
-    async fn indexes(&self) -> String {
-        self.text(
-            "SELECT string_agg(concat_ws(' ', pg_get_indexdef(indexrelid), relkind, indisvalid, reloptions, \
-                 pg_get_userbyid(relowner)), E'\\n' ORDER BY relname)
-             FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid WHERE relnamespace = 'filled'::regnamespace",
-        )
-        .await
-    }
-
-    async fn proved(&self, events: u64) {
-        let report = verify(&self.urls.owner, LEDGER, |_, _| {}).await.unwrap();
-        assert_eq!(report.faults, Vec::<String>::new());
-        assert_eq!(report.events, events);
-    }
-
-    async fn finish(self) {
-        drop(self.client);
-        let server = Database::at(self.superuser.expose_secret()).unwrap();
-        let drop = format!("DROP DATABASE {} WITH (FORCE)", self.name);
-        let client = server.connect().await.unwrap();
-        client.batch_execute(&drop).await.unwrap();
-    }
+/// Every index, with its definition, owner and state.
+async fn indexes(ledger: &Ledger) -> String {
+    let sql = "SELECT string_agg(concat_ws(' ', pg_get_indexdef(indexrelid), relkind, indisvalid, reloptions, \
+             pg_get_userbyid(relowner)), E'\\n' ORDER BY relname)
+         FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid WHERE relnamespace = current_schema()::regnamespace";
+    text(ledger, sql).await
 }
 
 fn plan(kind: Kind, users: u32) -> Plan {
@@ -92,6 +28,7 @@ fn plan(kind: Kind, users: u32) -> Plan {
         users,
         kind,
         seed: 7,
+        keep_indexes: false,
     }
 }
 
@@ -114,11 +51,22 @@ async fn submit(lanes: &Lanes, key: &str, body: &str) -> Outcome {
     lanes.submit(draft, deadline).await
 }
 
+/// The address of the ledger's database.
+fn url(ledger: &Ledger) -> String {
+    let variables = ledger.database.variables();
+    let [host, port, user, password, name] =
+        ["PGHOST", "PGPORT", "PGUSER", "PGPASSWORD", "PGDATABASE"].map(|name| {
+            let mut values = variables.iter();
+            values.find(|(known, _)| *known == name).unwrap().1.clone()
+        });
+    format!("postgres://{user}:{password}@{host}:{port}/{name}")
+}
+
 /// The ledger takes an event of a user with a history, and knows the keys of that history.
 async fn goes_on(ledger: &Ledger) {
     let (lanes, drain) = Lanes::start(&Settings {
-        database_url: ledger.urls.runtime.clone(),
-        ledger: LEDGER.to_owned(),
+        database_url: url(ledger).into(),
+        ledger: ledger.name.clone(),
         lanes: 1,
         queue: 8,
         queue_bytes: 1 << 20,
@@ -127,11 +75,9 @@ async fn goes_on(ledger: &Ledger) {
         committed: Default::default(),
         metrics: Arc::default(),
     });
-    let known = "SELECT idempotency_key FROM events WHERE position = 1990";
-    let key = ledger.text(known).await;
-    let record: String = ledger
-        .text("SELECT record FROM events WHERE position = 1990")
-        .await;
+    let one = "SELECT idempotency_key FROM events WHERE position = 1990";
+    let key = text(ledger, one).await;
+    let record = text(ledger, "SELECT record FROM events WHERE position = 1990").await;
     let parsed: serde_json::Value = serde_json::from_str(&record).unwrap();
     let (kind, subject) = (&parsed["type"], &parsed["subject"]);
     let input = &parsed["data"]["input"];
@@ -146,21 +92,25 @@ async fn goes_on(ledger: &Ledger) {
 }
 
 async fn filled(plan: Plan) {
-    let ledger = Ledger::new().await;
-    let before = ledger.indexes().await;
-    let filled = fill(&ledger.database, LEDGER, plan.clone()).await.unwrap();
-    assert_eq!(filled.events, 2_000);
-    assert_eq!(ledger.indexes().await, before);
-    ledger.proved(2_000).await;
-    goes_on(&ledger).await;
-    ledger.proved(2_001).await;
-    // The replay drew a position, too, and left a gap.
-    let counters = "SELECT concat_ws(' ', (SELECT max(position) FROM events), (SELECT position FROM horizon), \
-         (SELECT count(*) FROM outbox))";
-    assert_eq!(ledger.text(counters).await, "2002 2000 1");
-    let again = fill(&ledger.database, LEDGER, plan).await.unwrap_err();
-    assert!(again.to_string().contains("nobody has used"), "{again}");
-    ledger.finish().await;
+    let lab = Lab::for_test().await;
+    let work = lab.with_ledger("fill", async |ledger| {
+        let before = indexes(ledger).await;
+        let filled = fill(&ledger.database, &ledger.name, plan.clone()).await?;
+        assert_eq!(filled.events, 2_000);
+        assert_eq!(indexes(ledger).await, before);
+        ledger.verify().await?;
+        goes_on(ledger).await;
+        ledger.verify().await?;
+        // The replay drew a position, too, and left a gap.
+        let counters = "SELECT concat_ws(' ', (SELECT count(*) FROM events), (SELECT max(position) FROM events), \
+             (SELECT position FROM horizon), (SELECT count(*) FROM outbox))";
+        assert_eq!(text(ledger, counters).await, "2001 2002 2000 1");
+        let again = fill(&ledger.database, &ledger.name, plan).await.unwrap_err();
+        assert!(again.to_string().contains("nobody has used"), "{again}");
+        Ok(())
+    });
+    work.await.unwrap();
+    lab.close().await.unwrap();
 }
 
 #[tokio::test]
@@ -178,6 +128,15 @@ async fn the_history_of_one_user_is_proved() {
     filled(plan(Kind::Deposits, 1)).await;
 }
 
+#[tokio::test]
+async fn indexes_that_stay_are_as_good() {
+    filled(Plan {
+        keep_indexes: true,
+        ..plan(Kind::Transfers, 50)
+    })
+    .await;
+}
+
 #[test]
 fn a_history_is_its_seed_and_its_users_take_turns() {
     let span = (
@@ -189,7 +148,7 @@ fn a_history_is_its_seed_and_its_users_take_turns() {
             seed,
             ..plan(Kind::Transfers, 50)
         };
-        let mut history = History::new(plan, LEDGER, span).unwrap();
+        let mut history = History::new(plan, "filled", span).unwrap();
         let (mut records, mut users) = (Vec::new(), Vec::new());
         while let Some(event) = history.next().unwrap() {
             records.push(event.record.clone());
@@ -218,7 +177,7 @@ fn a_history_is_its_seed_and_its_users_take_turns() {
 #[test]
 fn a_plan_without_sense_is_refused() {
     let span = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
-    assert!(History::new(plan(Kind::Transfers, 1), LEDGER, span).is_err());
-    assert!(History::new(plan(Kind::Deposits, 0), LEDGER, span).is_err());
-    assert!(History::new(plan(Kind::Deposits, 1), LEDGER, span).is_ok());
+    assert!(History::new(plan(Kind::Transfers, 1), "filled", span).is_err());
+    assert!(History::new(plan(Kind::Deposits, 0), "filled", span).is_err());
+    assert!(History::new(plan(Kind::Deposits, 1), "filled", span).is_ok());
 }
