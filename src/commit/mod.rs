@@ -9,7 +9,7 @@ pub mod record;
 mod record_tests;
 
 use crate::domain::{Draft, Rejection, Stored};
-use crate::store::outbox::Waker;
+use crate::store::handover::Handover;
 use crate::telemetry::{Kind, Metrics};
 use lane::{Job, Lane};
 use secrecy::SecretString;
@@ -97,7 +97,7 @@ pub struct Settings {
     /// How long a key is remembered.
     pub dedupe_days: u16,
     /// Told after each commit, so that the relay looks at once.
-    pub committed: Waker,
+    pub committed: Handover,
     /// Where the lanes count.
     pub metrics: Arc<Metrics>,
 }

@@ -22,7 +22,7 @@ pub fn settings(ledger: &Ledger) -> Settings {
         queue_bytes: 16 * 1024 * 1024,
         batch_max: 256,
         dedupe_days: 90,
-        committed: daybook::store::outbox::Waker::default(),
+        committed: daybook::store::handover::Handover::default(),
         metrics: Arc::new(Metrics::new()),
     }
 }
