@@ -15,6 +15,7 @@ pub mod outbox;
 pub mod partitions;
 pub mod reads;
 pub mod session;
+pub mod snapshots;
 pub mod tail;
 
 use sha2::{Digest, Sha256};
@@ -41,6 +42,7 @@ pub fn statements() -> impl Iterator<Item = &'static str> {
         migrate::STATEMENTS,
         partitions::STATEMENTS,
         reads::STATEMENTS,
+        snapshots::STATEMENTS,
         tail::STATEMENTS,
     ]
     .into_iter()
