@@ -2,7 +2,7 @@
 //!
 //! Only loopback and sockets; writes nothing here.
 
-use crate::client::loopback;
+use crate::load::loopback;
 use anyhow::{Context, Result, bail};
 use std::str::FromStr;
 use std::time::Duration;

@@ -3,9 +3,10 @@
 //! Never prints a number of a run that did not prove right, and never touches anything but loopback.
 
 mod args;
-mod client;
 mod control;
 mod database;
+#[allow(dead_code, unused_imports)] // Scenarios that use all of it come next.
+mod load;
 mod report;
 mod saturation;
 
