@@ -480,6 +480,7 @@ fn written_before(job: &Job, locked: &Locked) -> Option<Recorded> {
     let stored = locked.state.stored.get(&DedupeKey::of(&job.draft))?;
     job.attempts.contains(&stored.event_id).then(|| Recorded {
         event_id: stored.event_id,
+        hash: record::hash(&stored.record),
         record: stored.record.clone(),
     })
 }
@@ -515,21 +516,24 @@ fn decide_all<'a>(
                     }
                     Ok(text) => {
                         let record: Arc<str> = text.into();
+                        let hash = record::hash(&record);
                         let stored = Stored {
                             event_id,
                             fingerprint: job.draft.fingerprint,
                             record: record.clone(),
                         };
-                        locked
-                            .state
-                            .apply(&job.draft, &accepted, record::hash(&record), stored);
+                        locked.state.apply(&job.draft, &accepted, hash, stored);
                         events.push(NewEvent {
                             draft: &job.draft,
                             accepted,
                             event_id,
                             record: record.clone(),
                         });
-                        Outcome::Created(Recorded { event_id, record })
+                        Outcome::Created(Recorded {
+                            event_id,
+                            record,
+                            hash,
+                        })
                     }
                     Err(error) => {
                         tracing::error!(%error, "a record could not be written");

@@ -28,6 +28,8 @@ pub struct Recorded {
     pub event_id: uuid::Uuid,
     /// Its record, byte for byte.
     pub record: Arc<str>,
+    /// SHA-256 of it.
+    pub hash: [u8; 32],
 }
 
 /// Why nothing was written though nothing is wrong with the request (503).
