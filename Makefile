@@ -1,5 +1,5 @@
 # Plain cargo does the work; these are the commands that people and CI type.
-.PHONY: run test check smoke
+.PHONY: run test check bench smoke profile
 .DEFAULT_GOAL := run
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -39,9 +39,24 @@ check:
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps
 
-# What the ledger costs beside plain SQL on the same server; wants `make run` in another terminal.
+# What the ledger costs, beside plain SQL on the same private servers; they are durable, as a real one is. SCENARIO=name runs one at
+# its full length; without it the standard set takes less than a quarter of an hour.
+BENCH_DIR := .daybook/bench
+MEASURE = exec $(TARGET)/release/daybook services run --durable $(1) --dir $(BENCH_DIR) -- $(TARGET)/release/daybook-loadtest $(2) --program $(TARGET)/release/daybook
+
+bench:
+	@$(NEED_CARGO)
+	cargo build --release --workspace
+	@$(call MEASURE,,bench $(SCENARIO))
+
+# The shortest look, in about a minute; writes nothing into the tree.
 smoke:
 	@$(NEED_CARGO)
-	@test -f .daybook/env || { echo "start the ledger first: make run" >&2; exit 1; }
-	cargo build --release -p daybook-loadtest
-	@set -a; . .daybook/env; set +a; exec $(TARGET)/release/daybook-loadtest smoke
+	cargo build --release --workspace
+	@$(call MEASURE,,bench smoke --short --report $(TARGET)/smoke)
+
+# Where the time goes at saturation: a flame graph and the dearest statements, in loadtest/report/.
+profile:
+	@$(NEED_CARGO)
+	cargo build --release --workspace
+	@$(call MEASURE,--statement-statistics,profile)

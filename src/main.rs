@@ -81,7 +81,7 @@ enum Command {
     },
     /// Read every record again and prove that all tables agree. Exit code 1 when they do not.
     Verify,
-    /// Run a command with private services for tests.
+    /// Run a command with private services for tests and measurements.
     #[command(hide = true)]
     Services {
         #[command(subcommand)]
@@ -129,6 +129,12 @@ enum ServicesAction {
         /// Where their data lives while it runs.
         #[arg(long, default_value = ".daybook/test")]
         dir: PathBuf,
+        /// Services that survive a power cut, as in production: what is measured on others compares with nothing.
+        #[arg(long)]
+        durable: bool,
+        /// Count what each statement costs (`pg_stat_statements`).
+        #[arg(long)]
+        statement_statistics: bool,
         /// The command and its arguments.
         #[arg(last = true, required = true)]
         command: Vec<String>,
@@ -199,10 +205,20 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         } => outbox_list(&tool_config(file)?.0).await?,
         Command::Verify => return prove(&tool_config(file)?.0).await,
         Command::Services {
-            action: ServicesAction::Run { dir, command },
+            action:
+                ServicesAction::Run {
+                    dir,
+                    durable,
+                    statement_statistics,
+                    command,
+                },
         } => {
+            let kind = dev::Kind {
+                unsafe_but_fast: !durable,
+                statement_statistics,
+            };
             return Ok(ExitCode::from(
-                dev::run_with_services(&dir, &command).await?,
+                dev::run_with_services(&dir, kind, &command).await?,
             ));
         }
     }

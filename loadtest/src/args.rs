@@ -2,90 +2,74 @@
 //!
 //! Reads no address and opens no connection.
 
+use crate::scenario::{self, Scenario};
 use clap::{Args as Flags, Parser, Subcommand};
 use std::path::PathBuf;
 
-/// Load scenarios for Daybook, each verified afterwards.
-#[derive(Debug, Parser)]
+/// Load scenarios for Daybook, each verified afterwards, on private services: run it by `make bench`.
+#[derive(Parser)]
 #[command(name = "daybook-loadtest")]
 pub struct Args {
-    /// What to run.
+    /// What to do.
     #[command(subcommand)]
-    pub scenario: Scenario,
+    pub command: Command,
 }
 
-/// The scenarios.
-#[derive(Debug, Subcommand)]
-pub enum Scenario {
-    /// The same tables written by pgbench, one transaction per event: what the service is compared with.
-    Control {
+/// What can be done.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Measure the control and scenarios, and write the report.
+    Bench {
         #[command(flatten)]
-        common: Common,
+        services: Services,
         #[command(flatten)]
-        control: Pgbench,
+        bench: BenchArgs,
     },
-    /// Transfers between random users over HTTP, as many as the service takes.
-    Saturation {
+    /// Look where the time goes at saturation: a flame graph of the server and the dearest statements.
+    Profile {
         #[command(flatten)]
-        common: Common,
-        #[command(flatten)]
-        service: Service,
+        services: Services,
+        /// Where both go.
+        #[arg(long, default_value = "loadtest/report")]
+        report: PathBuf,
     },
-    /// The control, then saturation, and their ratio.
-    Smoke {
-        #[command(flatten)]
-        common: Common,
-        #[command(flatten)]
-        control: Pgbench,
-        #[command(flatten)]
-        service: Service,
-    },
+    /// The scenarios and how long they take.
+    List,
 }
 
-/// What both sides share, so that they are comparable.
-#[derive(Clone, Debug, Flags)]
-pub struct Common {
-    /// The Postgres of the service, as the owner of its database. Loopback only.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
-    pub database_url: String,
+/// Which scenarios run, and how.
+#[derive(Flags)]
+pub struct BenchArgs {
+    /// One scenario, at its full length; none: the standard set.
+    #[arg(value_parser = scenario::find)]
+    pub scenario: Option<&'static Scenario>,
+    /// Take the length of the standard set for the one scenario, too.
+    #[arg(long)]
+    pub short: bool,
     /// Users to choose from at random.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
     pub users: u32,
-    /// Seconds that are measured, of each side.
-    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=600))]
-    pub seconds: u32,
-}
-
-/// How the control runs.
-#[derive(Clone, Debug, Flags)]
-pub struct Pgbench {
-    /// Connections of pgbench.
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=90))]
-    pub clients: u32,
     /// Where pgbench is, if not beside the newest installed Postgres or on the PATH.
     #[arg(long, env = "PG_BIN_DIR")]
     pub pg_bin_dir: Option<PathBuf>,
+    /// Where the report goes.
+    #[arg(long, default_value = "loadtest/report")]
+    pub report: PathBuf,
 }
 
-/// How the service is reached and loaded.
+/// The private services, as `daybook services run` names them, and the program that is measured.
 #[derive(Clone, Debug, Flags)]
-pub struct Service {
-    /// The service, such as http://127.0.0.1:8080. Loopback only.
-    #[arg(long, env = "DAYBOOK_URL")]
-    pub url: String,
-    /// A token that may write for any subject.
-    #[arg(long, env = "DAYBOOK_ADMIN_TOKEN", hide_env_values = true)]
-    pub token: String,
-    /// The ledger that it serves.
-    #[arg(long, env = "DAYBOOK_LEDGER", default_value = "main", value_parser = ledger)]
-    pub ledger: String,
-    /// Connections, each with one request in flight.
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4_096))]
-    pub connections: u32,
-    /// Transfers at most, even if there is time left.
-    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
-    pub events_max: u64,
-    /// The program whose `verify` decides. Its variable has no DAYBOOK_ in front: the service refuses names it does not know.
+pub struct Services {
+    /// Postgres, as its superuser. Loopback only.
+    #[arg(long, env = "TEST_DATABASE_URL", hide_env_values = true)]
+    pub database_url: String,
+    /// RabbitMQ. Loopback only.
+    #[arg(long, env = "TEST_AMQP_URL", hide_env_values = true)]
+    pub amqp_url: String,
+    /// A directory for keys and other files of the run.
+    #[arg(long, env = "TEST_SCRATCH_DIR")]
+    pub scratch: PathBuf,
+    /// The program that serves and verifies. Its variable has no DAYBOOK_ in front: the service refuses names it does not know.
     #[arg(
         long,
         env = "LOADTEST_DAYBOOK",
@@ -94,42 +78,27 @@ pub struct Service {
     pub program: PathBuf,
 }
 
-/// A ledger's name, which is the name of its schema. That of the control is never a ledger's: it gets dropped.
-fn ledger(name: &str) -> Result<String, String> {
-    let named = name.starts_with(|first: char| first.is_ascii_lowercase())
-        && name.len() <= 32
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
-        && name != crate::control::SCHEMA;
-    if named {
-        Ok(name.to_owned())
-    } else {
-        Err("not the name of a ledger".to_owned())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SERVICE: [&str; 6] = [
+    const SERVICES: [&str; 6] = [
         "--database-url",
         "postgres://a@127.0.0.1/d",
-        "--url",
-        "http://127.0.0.1:1",
-        "--token",
-        "t",
+        "--amqp-url",
+        "amqp://a@127.0.0.1",
+        "--scratch",
+        "/nowhere",
     ];
 
-    fn saturation(more: &[&str]) -> Result<(Common, Service), clap::Error> {
-        let line = ["daybook-loadtest", "saturation"]
+    fn bench(more: &[&str]) -> Result<BenchArgs, clap::Error> {
+        let line = ["daybook-loadtest", "bench"]
             .iter()
-            .chain(&SERVICE)
+            .chain(&SERVICES)
             .chain(more);
-        match Args::try_parse_from(line)?.scenario {
-            Scenario::Saturation { common, service } => Ok((common, service)),
-            other => panic!("{other:?}"),
+        match Args::try_parse_from(line)?.command {
+            Command::Bench { bench, .. } => Ok(bench),
+            Command::Profile { .. } | Command::List => panic!("another command"),
         }
     }
 
@@ -139,28 +108,17 @@ mod tests {
     }
 
     #[test]
-    fn defaults_end_by_themselves() {
-        let (common, service) = saturation(&[]).unwrap();
-        assert_eq!((common.users, common.seconds), (10_000, 15));
-        assert_eq!(service.connections, 256);
-    }
-
-    #[test]
-    fn what_is_out_of_bounds_is_refused() {
+    fn a_scenario_is_known_by_its_name() {
+        assert!(bench(&[]).unwrap().scenario.is_none());
+        let named = bench(&["saturation", "--short"]).unwrap();
+        assert_eq!(named.scenario.unwrap().name, "saturation");
+        assert!(named.short);
         for bad in [
-            ["--connections", "0"],
-            ["--connections", "4097"],
-            ["--seconds", "0"],
-            ["--seconds", "601"],
-            ["--users", "1"],
-            ["--users", "1000001"],
-            ["--events-max", "10000001"],
-            ["--ledger", "Main"],
-            ["--ledger", "a\"b"],
-            ["--ledger", "daybook_control"],
+            &["nothing"][..],
+            &["--users", "63"],
+            &["--users", "1000001"],
         ] {
-            assert!(saturation(&bad).is_err(), "{bad:?}");
+            assert!(bench(bad).is_err(), "{bad:?}");
         }
-        assert!(saturation(&["--seconds", "600", "--users", "2", "--ledger", "eu_1"]).is_ok());
     }
 }

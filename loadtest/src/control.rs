@@ -1,9 +1,10 @@
-//! The control: the ledger's own tables, written by pgbench in one transaction per event.
+//! The control: the ledger's own tables, written by pgbench. One transaction per event is what the service is compared with; many
+//! events per transaction is the ceiling of these tables on this machine.
 //!
-//! Works in a schema of its own, which it makes and drops; never drops one that it did not make.
+//! Works in a ledger of its own, which is dropped; nothing is reported that the tables do not agree with.
 
-use crate::args::{Common, Pgbench};
 use crate::database::Database;
+use crate::lab::Lab;
 use anyhow::{Context, Result, bail, ensure};
 use std::env;
 use std::path::{Path, PathBuf};
@@ -12,121 +13,138 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::time::timeout;
-use tokio_postgres::Client;
 
-/// The control's schema.
-pub const SCHEMA: &str = "daybook_control";
-/// On the schema, so that it is known again.
-const MARK: &str = "made by daybook-loadtest, which drops it";
-
-/// The ledger's migrations: the tables are the same by construction. A test holds the list complete.
-const MIGRATIONS: &[(&str, &str)] = &[
-    (
-        "V1__ledger.sql",
-        include_str!("../../migrations/V1__ledger.sql"),
-    ),
-    (
-        "V2__append_only.sql",
-        include_str!("../../migrations/V2__append_only.sql"),
-    ),
-    (
-        "V3__partitions.sql",
-        include_str!("../../migrations/V3__partitions.sql"),
-    ),
-];
 const FILL: &str = include_str!("../control/fill.sql");
-const TRANSFER: &str = include_str!("../control/transfer.sql");
+const BATCH: &str = include_str!("../control/batch.sql");
 const FAULTS: &str = include_str!("../control/faults.sql");
 /// A record as long as a transfer's.
 const RECORD: &str = include_str!("../control/record.json");
 
+/// One transaction per event.
+const TRANSFER: Script = Script {
+    sql: include_str!("../control/transfer.sql"),
+    clients: 32,
+    events: 1,
+};
+/// As many clients as a pod has lanes: batches of random users meet, so more would only wait for each other.
+const CEILING: Script = Script {
+    sql: include_str!("../control/ceiling.sql"),
+    clients: 4,
+    events: 400,
+};
+
 /// How long pgbench may take to connect and end, besides what it measures.
 const PGBENCH_SPARE: Duration = Duration::from_secs(60);
 
-/// What a proved run measured.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Control {
-    /// Connections of pgbench.
-    pub clients: u32,
-    /// Transactions, one event each.
-    pub events: u64,
-    /// Events a second, connecting not counted.
-    pub rate: u64,
-    /// Mean latency as pgbench prints it, in milliseconds.
-    pub latency_mean_ms: String,
+/// What pgbench runs.
+#[derive(Clone, Copy, Debug)]
+struct Script {
+    sql: &'static str,
+    /// Connections.
+    clients: u32,
+    /// Events of one transaction.
+    events: u64,
 }
 
-/// Makes the tables, measures, proves that they agree with what was counted, and drops them.
+/// How the control runs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Users to choose from at random.
+    pub users: u32,
+    /// Seconds that the comparison is measured for.
+    pub seconds: u32,
+    /// Seconds that the ceiling is measured for.
+    pub ceiling_seconds: u32,
+    /// Where pgbench is, if not beside the newest installed Postgres or on the PATH.
+    pub pg_bin_dir: Option<PathBuf>,
+}
+
+/// What a proved script reached.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reached {
+    /// Connections of pgbench.
+    pub clients: u32,
+    /// Events of one transaction.
+    pub batch: u64,
+    /// Events written.
+    pub events: u64,
+    /// Events a second, connecting not counted.
+    pub rate: f64,
+    /// Mean time of a transaction, in milliseconds.
+    pub latency_mean_ms: f64,
+}
+
+/// What a proved run measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Control {
+    /// One transaction per event.
+    pub single: Reached,
+    /// Four hundred events per transaction.
+    pub ceiling: Reached,
+}
+
+/// Makes a ledger, measures both scripts, and proves that the tables agree with what was counted.
 ///
 /// # Errors
 /// When anything does not hold; there is nothing to report then.
-pub async fn run(database: &Database, common: &Common, options: &Pgbench) -> Result<Control> {
-    let pgbench = find_pgbench(options.pg_bin_dir.as_deref())?;
-    let client = database.connect().await?;
-    drop_schema(&client).await?;
-    let outcome = measure(database, &client, &pgbench, common, options).await;
-    let dropped = drop_schema(&client).await;
-    let control = outcome?;
-    dropped?;
-    Ok(control)
+pub async fn run(lab: &Lab, settings: &Settings) -> Result<Control> {
+    let pgbench = find_pgbench(settings.pg_bin_dir.as_deref())?;
+    lab.with_ledger("control", async |ledger| {
+        let database = &ledger.database;
+        let client = database.connect().await?;
+        let fill = FILL.replace(":users", &settings.users.to_string());
+        client.batch_execute(&fill).await.context("fill.sql")?;
+        client.batch_execute(BATCH).await.context("batch.sql")?;
+        let single = measure(
+            database,
+            &pgbench,
+            TRANSFER,
+            settings.users,
+            settings.seconds,
+        )
+        .await?;
+        prove(database, single.events).await?;
+        let seconds = settings.ceiling_seconds;
+        let ceiling = measure(database, &pgbench, CEILING, settings.users, seconds).await?;
+        prove(database, single.events + ceiling.events).await?;
+        Ok(Control { single, ceiling })
+    })
+    .await
+    .context("the control")
 }
 
 async fn measure(
     database: &Database,
-    client: &Client,
     pgbench: &Path,
-    common: &Common,
-    options: &Pgbench,
-) -> Result<Control> {
-    client
-        .batch_execute(&format!(
-            "-- make_schema
-CREATE SCHEMA {SCHEMA};
-COMMENT ON SCHEMA {SCHEMA} IS '{MARK}';
-SET search_path = {SCHEMA}"
-        ))
-        .await
-        .context("the control's schema")?;
-    for (name, sql) in MIGRATIONS {
-        client.batch_execute(sql).await.context(*name)?;
-    }
-    let fill = FILL.replace(":users", &common.users.to_string());
-    client.batch_execute(&fill).await.context("fill.sql")?;
+    script: Script,
+    users: u32,
+    seconds: u32,
+) -> Result<Reached> {
     database.checkpoint().await?;
-    let report = pgbench_report(database, pgbench, common, options).await?;
-    let control = parse_report(&report, options.clients)?;
-    let events = i64::try_from(control.events)?;
-    let faults = client.query(FAULTS, &[&events]).await.context("faults")?;
-    if let Some(fault) = faults.first() {
-        bail!("the control: {}", fault.try_get::<_, &str>(0)?);
-    }
-    Ok(control)
+    let report = pgbench_report(database, pgbench, script, users, seconds).await?;
+    parse_report(&report, script)
 }
 
-/// Drops the schema if it is there.
-async fn drop_schema(client: &Client) -> Result<()> {
-    let sql = "-- schema_mark
-SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = $1";
-    let Some(row) = client.query_opt(sql, &[&SCHEMA]).await? else {
-        return Ok(());
-    };
-    ensure!(
-        row.try_get::<_, Option<&str>>(0)? == Some(MARK),
-        "the schema {SCHEMA} was not made by this program: drop or rename it"
-    );
-    client
-        .batch_execute(&format!("-- drop_schema\nDROP SCHEMA {SCHEMA} CASCADE"))
+async fn prove(database: &Database, events: u64) -> Result<()> {
+    let client = database.connect().await?;
+    let events = i64::try_from(events)?;
+    let faults = client
+        .query(FAULTS, &[&events])
         .await
-        .context("dropping the control's schema")
+        .context("faults.sql")?;
+    match faults.first() {
+        Some(fault) => bail!("{}", fault.try_get::<_, &str>(0)?),
+        None => Ok(()),
+    }
 }
 
 async fn pgbench_report(
     database: &Database,
     pgbench: &Path,
-    common: &Common,
-    options: &Pgbench,
+    script: Script,
+    users: u32,
+    seconds: u32,
 ) -> Result<String> {
-    let threads = cores().min(options.clients);
     let mut command = Command::new(pgbench);
     // Whatever else libpq would take from the environment could lead elsewhere.
     for (name, _) in env::vars_os() {
@@ -136,13 +154,12 @@ async fn pgbench_report(
     }
     command
         .args(["--no-vacuum", "--protocol=prepared", "--file=-"])
-        .arg(format!("--client={}", options.clients))
-        .arg(format!("--jobs={threads}"))
-        .arg(format!("--time={}", common.seconds))
-        .arg(format!("--define=users={}", common.users))
+        .arg(format!("--client={}", script.clients))
+        .arg(format!("--jobs={}", cores().min(script.clients)))
+        .arg(format!("--time={seconds}"))
+        .arg(format!("--define=users={users}"))
         .arg(format!("--define=record={}", RECORD.trim_end()))
         .envs(database.variables())
-        .env("PGOPTIONS", format!("-c search_path={SCHEMA}"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -151,9 +168,9 @@ async fn pgbench_report(
         .spawn()
         .with_context(|| pgbench.display().to_string())?;
     if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(TRANSFER.as_bytes()).await?;
+        stdin.write_all(script.sql.as_bytes()).await?;
     }
-    let limit = Duration::from_secs(u64::from(common.seconds)) + PGBENCH_SPARE;
+    let limit = Duration::from_secs(u64::from(seconds)) + PGBENCH_SPARE;
     let output = timeout(limit, child.wait_with_output())
         .await
         .context("pgbench does not end")??;
@@ -172,7 +189,7 @@ pub fn cores() -> u32 {
     u32::try_from(cores).unwrap_or(u32::MAX)
 }
 
-fn parse_report(report: &str, clients: u32) -> Result<Control> {
+fn parse_report(report: &str, script: Script) -> Result<Reached> {
     let value = |name: &str| {
         report
             .lines()
@@ -181,13 +198,15 @@ fn parse_report(report: &str, clients: u32) -> Result<Control> {
             .with_context(|| format!("pgbench does not say {name:?}:\n{report}"))
     };
     let failed = value("number of failed transactions:")?;
-    ensure!(failed == "0", "{failed} transactions of the control failed");
-    let tps = value("tps =")?;
-    Ok(Control {
-        clients,
-        events: value("number of transactions actually processed:")?.parse()?,
-        rate: tps.split('.').next().unwrap_or(tps).parse()?,
-        latency_mean_ms: value("latency average =")?.to_owned(),
+    ensure!(failed == "0", "{failed} transactions failed");
+    let transactions: u64 = value("number of transactions actually processed:")?.parse()?;
+    let rate: f64 = value("tps =")?.parse()?;
+    Ok(Reached {
+        clients: script.clients,
+        batch: script.events,
+        events: transactions * script.events,
+        rate: rate * script.events as f64,
+        latency_mean_ms: value("latency average =")?.parse()?,
     })
 }
 
@@ -236,36 +255,21 @@ tps = 1638.724991 (without initial connection time)
 
     #[test]
     fn the_report_of_pgbench_is_read() {
-        assert_eq!(
-            parse_report(REPORT, 32).unwrap(),
-            Control {
-                clients: 32,
-                events: 24_581,
-                rate: 1_638,
-                latency_mean_ms: "19.527".to_owned(),
-            }
-        );
+        let read = parse_report(REPORT, TRANSFER).unwrap();
+        assert_eq!((read.clients, read.events), (32, 24_581));
+        assert!((read.rate - 1_638.72).abs() < 0.01);
+        assert!((read.latency_mean_ms - 19.527).abs() < 0.001);
+        let many = parse_report(REPORT, CEILING).unwrap();
+        assert_eq!(many.events, 400 * 24_581);
+        assert!((many.rate - 655_490.0).abs() < 1.0);
     }
 
     #[test]
     fn a_report_with_failures_or_gaps_is_refused() {
         let failures = REPORT.replace("transactions: 0 (0.000%)", "transactions: 3 (0.012%)");
-        assert!(parse_report(&failures, 32).is_err());
-        assert!(parse_report(&REPORT.replace("tps", "x"), 32).is_err());
-        assert!(parse_report("", 32).is_err());
-    }
-
-    #[test]
-    fn every_migration_of_the_ledger_is_in_the_control() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations");
-        let mut names: Vec<String> = std::fs::read_dir(dir)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| name.ends_with(".sql"))
-            .collect();
-        names.sort();
-        let known: Vec<&str> = MIGRATIONS.iter().map(|(name, _)| *name).collect();
-        assert_eq!(names, known);
+        assert!(parse_report(&failures, TRANSFER).is_err());
+        assert!(parse_report(&REPORT.replace("tps", "x"), TRANSFER).is_err());
+        assert!(parse_report("", TRANSFER).is_err());
     }
 
     #[test]
@@ -280,37 +284,32 @@ tps = 1638.724991 (without initial connection time)
         assert!(find_pgbench(Some(Path::new("/nonexistent"))).is_err());
     }
 
-    /// A database of the test services; without them there is nothing to run against.
     #[tokio::test]
-    async fn the_control_runs_and_leaves_nothing() {
-        let url = env::var("TEST_DATABASE_URL")
-            .expect("TEST_DATABASE_URL: run the tests with `make test`");
-        let database = Database::at(&url).unwrap();
-        let common = Common {
-            database_url: url,
-            users: 50,
+    async fn both_scripts_run_and_agree_with_the_tables() {
+        let lab = Lab::for_test().await;
+        let settings = Settings {
+            users: 64,
             seconds: 1,
-        };
-        let options = Pgbench {
-            clients: 4,
+            ceiling_seconds: 1,
             pg_bin_dir: env::var_os("PG_BIN_DIR").map(PathBuf::from),
         };
-        let control = run(&database, &common, &options).await.unwrap();
-        assert!(control.events > 0);
-        let client = database.connect().await.unwrap();
-        let sql = "-- is_there\nSELECT to_regnamespace($1)::text";
-        let left = client.query_one(sql, &[&SCHEMA]).await.unwrap();
-        assert_eq!(left.get::<_, Option<String>>(0), None);
+        let control = run(&lab, &settings).await.unwrap();
+        assert!(control.single.events > 0 && control.single.rate > 0.0);
+        assert!(control.ceiling.events >= 400);
+        lab.close().await.unwrap();
+    }
 
-        client
-            .batch_execute(&format!("CREATE SCHEMA {SCHEMA}"))
-            .await
-            .unwrap();
-        let why = run(&database, &common, &options).await.unwrap_err();
-        assert!(why.to_string().contains("not made by this program"));
-        client
-            .batch_execute(&format!("DROP SCHEMA {SCHEMA}"))
-            .await
-            .unwrap();
+    #[tokio::test]
+    async fn tables_that_do_not_agree_are_no_control() {
+        let lab = Lab::for_test().await;
+        let work = lab.with_ledger("control", async |ledger| {
+            let client = ledger.database.connect().await?;
+            client.batch_execute(&FILL.replace(":users", "2")).await?;
+            prove(&ledger.database, 0).await?;
+            prove(&ledger.database, 1).await
+        });
+        let why = format!("{:#}", work.await.unwrap_err());
+        assert!(why.contains("events differ from the transactions"), "{why}");
+        lab.close().await.unwrap();
     }
 }

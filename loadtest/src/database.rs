@@ -11,33 +11,46 @@ use tokio_postgres::{Client, Config, NoTls};
 
 const PORT: u16 = 5432;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest wait for one statement: filling and dropping the control's tables are the longest.
+/// Longest wait for one statement: counting a ledger of twenty million events is the longest.
 const STATEMENT_TIMEOUT: &str = "-c statement_timeout=300s";
+/// Settings that a result means nothing without.
+const SETTINGS: [&str; 10] = [
+    "server_version",
+    "fsync",
+    "synchronous_commit",
+    "full_page_writes",
+    "wal_compression",
+    "wal_level",
+    "shared_buffers",
+    "max_wal_size",
+    "checkpoint_timeout",
+    "jit",
+];
 
 /// A Postgres on this machine.
 #[derive(Clone, Debug)]
 pub struct Database {
-    url: String,
     config: Config,
 }
 
-/// The settings of a server that a result means nothing without.
+/// The settings of a server that a result means nothing without, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// The server's version.
-    pub version: String,
-    /// Whether a commit reaches the disk.
-    pub fsync: String,
-    /// Whether a commit waits for it.
-    pub synchronous_commit: String,
-    /// Whether a torn page can be repaired.
-    pub full_page_writes: String,
-}
+pub struct Settings(pub Vec<(String, String)>);
 
 impl Settings {
+    /// The value of a setting.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.0
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.as_str())
+    }
+
     /// Whether an answered event survives a power cut.
     pub fn is_durable(&self) -> bool {
-        self.fsync == "on" && self.synchronous_commit == "on" && self.full_page_writes == "on"
+        ["fsync", "synchronous_commit", "full_page_writes"]
+            .iter()
+            .all(|name| self.value(name) == Some("on"))
     }
 }
 
@@ -47,33 +60,48 @@ impl Database {
     /// # Errors
     /// When it is not one address, or not of this machine.
     pub fn at(url: &str) -> Result<Self> {
-        let mut config = Config::from_str(url).context("DATABASE_URL")?;
+        let mut config = Config::from_str(url).context("the database's address")?;
         let port = config.get_ports().first().copied().unwrap_or(PORT);
         match config.get_hosts() {
             [Host::Unix(_)] => {}
-            [Host::Tcp(name)] => drop(loopback(name, port).context("DATABASE_URL")?),
-            _ => bail!("DATABASE_URL: names not exactly one host"),
+            [Host::Tcp(name)] => drop(loopback(name, port).context("the database's address")?),
+            _ => bail!("the database's address names not exactly one host"),
         }
         if !config
             .get_hostaddrs()
             .iter()
             .all(std::net::IpAddr::is_loopback)
         {
-            bail!("DATABASE_URL: hostaddr is not loopback");
+            bail!("the database's address: hostaddr is not loopback");
         }
         config
             .connect_timeout(CONNECT_TIMEOUT)
             .options(STATEMENT_TIMEOUT)
             .application_name("daybook-loadtest");
-        Ok(Database {
-            url: url.to_owned(),
-            config,
-        })
+        Ok(Database { config })
     }
 
-    /// The address as it was given.
-    pub fn url(&self) -> &str {
-        &self.url
+    /// The same, with a ledger's schema in front. The name is one that the lab made.
+    ///
+    /// # Errors
+    /// As [`Database::at`].
+    pub fn of_ledger(url: &str, ledger: &str) -> Result<Self> {
+        let mut database = Self::at(url)?;
+        database
+            .config
+            .options(format!("{STATEMENT_TIMEOUT} -c search_path={ledger}"));
+        Ok(database)
+    }
+
+    /// The user that it connects as.
+    pub fn user(&self) -> String {
+        self.config.get_user().unwrap_or_default().to_owned()
+    }
+
+    /// That user's password.
+    pub fn password(&self) -> String {
+        let password = self.config.get_password().unwrap_or_default();
+        String::from_utf8_lossy(password).into_owned()
     }
 
     /// Opens a connection, which ends when the client is dropped.
@@ -96,14 +124,13 @@ impl Database {
         };
         let port = self.config.get_ports().first().copied().unwrap_or(PORT);
         let mut variables = vec![("PGHOST", host), ("PGPORT", port.to_string())];
-        if let Some(user) = self.config.get_user() {
-            variables.push(("PGUSER", user.to_owned()));
-        }
-        if let Some(password) = self.config.get_password() {
-            variables.push(("PGPASSWORD", String::from_utf8_lossy(password).into_owned()));
-        }
+        variables.push(("PGUSER", self.user()));
+        variables.push(("PGPASSWORD", self.password()));
         if let Some(name) = self.config.get_dbname() {
             variables.push(("PGDATABASE", name.to_owned()));
+        }
+        if let Some(options) = self.config.get_options() {
+            variables.push(("PGOPTIONS", options.to_owned()));
         }
         variables
     }
@@ -113,22 +140,27 @@ impl Database {
     /// # Errors
     /// What Postgres says.
     pub async fn settings(&self) -> Result<Settings> {
-        let row = self
-            .connect()
-            .await?
-            .query_one(
-                "-- settings
-SELECT current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'),
-       current_setting('full_page_writes')",
-                &[],
-            )
-            .await?;
-        Ok(Settings {
-            version: row.try_get(0)?,
-            fsync: row.try_get(1)?,
-            synchronous_commit: row.try_get(2)?,
-            full_page_writes: row.try_get(3)?,
-        })
+        let names = SETTINGS.map(str::to_owned).to_vec();
+        let sql = "-- settings
+SELECT name, current_setting(name) FROM unnest($1::text[]) WITH ORDINALITY AS wanted (name, place) ORDER BY place";
+        let rows = self.connect().await?.query(sql, &[&names]).await?;
+        let pairs = rows
+            .iter()
+            .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
+            .collect::<Result<_>>()?;
+        Ok(Settings(pairs))
+    }
+
+    /// Tells the planner what the tables hold now, as autovacuum would in a minute.
+    ///
+    /// # Errors
+    /// What Postgres says.
+    pub async fn analyze(&self) -> Result<()> {
+        let client = self.connect().await?;
+        client
+            .batch_execute("-- analyze\nANALYZE")
+            .await
+            .context("ANALYZE")
     }
 
     /// Writes out what came before, so that what is measured next does not pay for it. Who may not, goes without.
@@ -139,19 +171,6 @@ SELECT current_setting('server_version'), current_setting('fsync'), current_sett
         let client = self.connect().await?;
         drop(client.batch_execute("-- checkpoint\nCHECKPOINT").await);
         Ok(())
-    }
-
-    /// Events and outbox rows of a ledger. The name was checked when the arguments were read.
-    ///
-    /// # Errors
-    /// What Postgres says.
-    pub async fn stored(&self, ledger: &str) -> Result<(u64, u64)> {
-        let sql = format!(
-            "-- stored\nSELECT (SELECT count(*) FROM \"{ledger}\".events), (SELECT count(*) FROM \"{ledger}\".outbox)"
-        );
-        let row = self.connect().await?.query_one(&sql, &[]).await?;
-        let (events, outbox): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-        Ok((u64::try_from(events)?, u64::try_from(outbox)?))
     }
 }
 
@@ -189,10 +208,26 @@ mod tests {
             ("PGUSER", "me"),
             ("PGPASSWORD", "p@ss"),
             ("PGDATABASE", "d"),
+            ("PGOPTIONS", STATEMENT_TIMEOUT),
         ];
         assert_eq!(
             database.variables(),
             expected.map(|(name, value)| (name, value.to_owned()))
         );
+    }
+
+    #[test]
+    fn durability_is_three_settings() {
+        let all = |fsync: &str| {
+            let pairs = [
+                ("fsync", fsync),
+                ("synchronous_commit", "on"),
+                ("full_page_writes", "on"),
+            ];
+            Settings(pairs.map(|(n, v)| (n.to_owned(), v.to_owned())).to_vec())
+        };
+        assert!(all("on").is_durable());
+        assert!(!all("off").is_durable());
+        assert!(!Settings(Vec::new()).is_durable());
     }
 }

@@ -1,29 +1,50 @@
-//! Load scenarios for Daybook, each verified afterwards. Picks a scenario and prints what it found.
+//! Load scenarios for Daybook, each verified afterwards. Reads what to run, runs it, and cleans up however that ends.
 //!
 //! Never prints a number of a run that did not prove right, and never touches anything but loopback.
 
 mod args;
+mod bench;
+mod cgroup;
+mod consumer;
 mod control;
 mod database;
-#[allow(dead_code, unused_imports)] // Scenarios that use all of it come next.
+mod gate;
+mod lab;
 mod load;
+mod profile;
 mod report;
-mod saturation;
+mod scenario;
+mod server;
+mod tokens;
 
-use anyhow::Result;
-use args::{Args, Scenario};
+use anyhow::{Context, Result, anyhow};
+use args::{Args, Command, Services};
 use clap::Parser;
-use database::Database;
+use lab::Lab;
+use scenario::Bench;
 use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Users of a profile.
+const PROFILE_USERS: u32 = 10_000;
 
 /// One thread: the load shares its machine with what it measures, so it may never take more than one core.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let args = Args::parse();
-    // A run that is cut off drops what it holds: the programs that it started are killed with it.
-    let outcome = tokio::select! {
-        outcome = run(args) => outcome,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    let outcome = match Args::parse().command {
+        Command::Bench { services, bench } => {
+            with_lab(&services, bench.users, async |lab| {
+                bench::run(lab, &bench).await
+            })
+            .await
+        }
+        Command::Profile { services, report } => {
+            with_lab(&services, PROFILE_USERS, async |lab| {
+                profile::run(lab, &report).await
+            })
+            .await
+        }
+        Command::List => Ok(bench::list()),
     };
     match outcome {
         Ok(text) => {
@@ -37,37 +58,27 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(args: Args) -> Result<String> {
-    let (common, control, service) = match args.scenario {
-        Scenario::Control { common, control } => (common, Some(control), None),
-        Scenario::Saturation { common, service } => (common, None, Some(service)),
-        Scenario::Smoke {
-            common,
-            control,
-            service,
-        } => (common, Some(control), Some(service)),
+/// Lets `work` use a lab, until it ends or somebody stops it, and removes what is left of it.
+async fn with_lab(
+    services: &Services,
+    users: u32,
+    work: impl AsyncFnOnce(&mut Bench) -> Result<String>,
+) -> Result<String> {
+    let mut terminate = signal(SignalKind::terminate()).context("signals")?;
+    let mut bench = Bench {
+        lab: Lab::open(services).await?,
+        full: false,
+        users,
+        saturated: None,
     };
-    let database = Database::at(&common.database_url)?;
-    let settings = database.settings().await?;
-    // What is wrong with the service is found before the control's time is spent.
-    let target = match &service {
-        Some(service) => Some(saturation::check(service).await?),
-        None => None,
+    // A run that is cut off drops what it holds: the processes that it started are killed with it.
+    let outcome = tokio::select! {
+        outcome = work(&mut bench) => outcome,
+        _ = tokio::signal::ctrl_c() => Err(anyhow!("interrupted")),
+        _ = terminate.recv() => Err(anyhow!("told to stop")),
     };
-    let control = match control {
-        Some(control) => Some(control::run(&database, &common, &control).await?),
-        None => None,
-    };
-    let saturation = match service.zip(target) {
-        Some((service, target)) => {
-            Some(saturation::run(&database, &target, &common, &service).await?)
-        }
-        None => None,
-    };
-    Ok(report::table(
-        &settings,
-        &common,
-        control.as_ref(),
-        saturation.as_ref(),
-    ))
+    let closed = bench.lab.close().await;
+    let text = outcome?;
+    closed?;
+    Ok(text)
 }

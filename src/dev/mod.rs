@@ -17,7 +17,7 @@ use std::io::Write;
 pub use broker::Broker;
 pub use demo::Session;
 pub use postgres::Postgres;
-pub use services::{Ready, broker_start, broker_stop, dev, run_with_services};
+pub use services::{Kind, Ready, broker_start, broker_stop, dev, run_with_services};
 
 /// Starts of one service before giving up, each on other ports.
 const START_TRIES: u32 = 5;

@@ -29,6 +29,8 @@ const STOP_STEPS: [(&str, Duration); 3] = [
 pub struct Options {
     /// Gives up durability against a crash of the operating system (not of Postgres): for tests only.
     pub unsafe_but_fast: bool,
+    /// Loads `pg_stat_statements`, which costs a little of every statement: for profiles only.
+    pub statement_statistics: bool,
     /// Gives up the start.
     pub cancel: Cancel,
 }
@@ -229,14 +231,19 @@ fn drop_to(command: &mut Command, account: Option<&Account>) {
 }
 
 /// In a file, not on the command line, so that `ALTER SYSTEM` can still change them.
-fn settings(port: u16, unsafe_but_fast: bool) -> String {
-    let durability = if unsafe_but_fast { "off" } else { "on" };
+fn settings(port: u16, options: &Options) -> String {
+    let durability = if options.unsafe_but_fast { "off" } else { "on" };
+    let libraries = if options.statement_statistics {
+        "shared_preload_libraries = 'pg_stat_statements'\n"
+    } else {
+        ""
+    };
     format!(
         "# Written at each start.\n\
          listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\n\
          password_encryption = scram-sha-256\nmax_connections = 200\nmax_prepared_transactions = 10\n\
          shared_buffers = 256MB\nmax_wal_size = 2GB\njit = off\ntimezone = 'UTC'\nlog_timezone = 'UTC'\nlogging_collector = off\n\
-         fsync = {durability}\nfull_page_writes = {durability}\nsynchronous_commit = on\n"
+         fsync = {durability}\nfull_page_writes = {durability}\nsynchronous_commit = on\n{libraries}"
     )
 }
 
@@ -255,7 +262,7 @@ fn launch(
     }
     private_file(
         &data.join("daybook.conf"),
-        &settings(port, options.unsafe_but_fast),
+        &settings(port, options),
         0o600,
         account,
     )?;
@@ -333,8 +340,25 @@ mod tests {
 
     #[test]
     fn durability_is_given_up_for_tests_only() {
-        assert!(settings(1, false).contains("fsync = on\n"));
-        assert!(settings(1, true).contains("fsync = off\n"));
-        assert!(settings(1, true).contains("synchronous_commit = on\n"));
+        let durable = Options::default();
+        let fast = Options {
+            unsafe_but_fast: true,
+            ..Options::default()
+        };
+        assert!(settings(1, &durable).contains("fsync = on\n"));
+        assert!(settings(1, &fast).contains("fsync = off\n"));
+        assert!(settings(1, &fast).contains("synchronous_commit = on\n"));
+    }
+
+    #[test]
+    fn statements_are_counted_on_request_only() {
+        let counting = Options {
+            statement_statistics: true,
+            ..Options::default()
+        };
+        assert!(
+            settings(1, &counting).contains("shared_preload_libraries = 'pg_stat_statements'\n")
+        );
+        assert!(!settings(1, &Options::default()).contains("shared_preload_libraries"));
     }
 }

@@ -24,6 +24,15 @@ const COMMAND_STOP_LIMIT: Duration = Duration::from_secs(20);
 /// Name of the database of `daybook dev`.
 const DATABASE: &str = "daybook";
 
+/// Which services a command gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kind {
+    /// Gives up durability for speed: for tests, never for measuring.
+    pub unsafe_but_fast: bool,
+    /// Whether Postgres counts what its statements cost.
+    pub statement_statistics: bool,
+}
+
 /// What `daybook dev` hands to the server.
 #[derive(Clone, Debug)]
 pub struct Ready {
@@ -55,7 +64,7 @@ where
         postgres: place.join("postgres"),
         brokers: vec![place.join("rabbitmq")],
         scratch: None,
-        unsafe_but_fast: false,
+        kind: Kind::default(),
     };
     let outcome = match set.start(stop.clone()).await {
         Ok((postgres, brokers)) => {
@@ -87,13 +96,14 @@ where
     Ok(stopped?)
 }
 
-/// Runs a command with services for tests, made anew, and returns its exit code. Its environment has `TEST_DATABASE_URL` (superuser),
-/// `TEST_AMQP_URL`, for tests that stop a broker `TEST_BROKER_DIR` and `TEST_BROKER_AMQP_URL`, and `TEST_SCRATCH_DIR`: in its
-/// subdirectories a test may start services of its own, which are stopped at the end if the test did not.
+/// Runs a command with services made anew, and returns its exit code. Its environment has `TEST_DATABASE_URL` (superuser),
+/// `TEST_AMQP_URL`, and `TEST_SCRATCH_DIR`: in its subdirectories a test may start services of its own, which are stopped at the end if
+/// the test did not. Services that are unsafe but fast are for tests, and some of these stop a broker: they get a second one by
+/// `TEST_BROKER_DIR` and `TEST_BROKER_AMQP_URL`.
 ///
 /// # Errors
 /// When the services cannot be started or stopped, or the command cannot be run.
-pub async fn run_with_services(dir: &Path, command: &[String]) -> Result<u8, Error> {
+pub async fn run_with_services(dir: &Path, kind: Kind, command: &[String]) -> Result<u8, Error> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(Error::Refused("no command given".to_owned()));
     };
@@ -102,12 +112,15 @@ pub async fn run_with_services(dir: &Path, command: &[String]) -> Result<u8, Err
     // Apart from where `daybook dev` keeps its data, even in the same directory: all of this is deleted.
     let place = data_place(dir)?.join("anew");
     let scratch = place.join("scratch");
-    let set = Set {
+    let mut set = Set {
         postgres: place.join("postgres"),
-        brokers: vec![place.join("rabbitmq"), place.join("broker")],
+        brokers: vec![place.join("rabbitmq")],
         scratch: Some(scratch.clone()),
-        unsafe_but_fast: true,
+        kind,
     };
+    if kind.unsafe_but_fast {
+        set.brokers.push(place.join("broker"));
+    }
     set.stop().await?;
     set.remove()?;
     passable_dir(&place)?;
@@ -119,9 +132,11 @@ pub async fn run_with_services(dir: &Path, command: &[String]) -> Result<u8, Err
                 .args(arguments)
                 .env("TEST_DATABASE_URL", postgres.url("postgres"))
                 .env("TEST_SCRATCH_DIR", &scratch);
-            if let [shared, apart] = brokers.as_slice() {
+            if let Some(shared) = brokers.first() {
+                child.env("TEST_AMQP_URL", shared.url());
+            }
+            if let Some(apart) = brokers.get(1) {
                 child
-                    .env("TEST_AMQP_URL", shared.url())
                     .env("TEST_BROKER_AMQP_URL", apart.url())
                     .env("TEST_BROKER_DIR", apart.dir());
             }
@@ -166,7 +181,7 @@ struct Set {
     brokers: Vec<PathBuf>,
     /// Its subdirectories may hold services that tests start.
     scratch: Option<PathBuf>,
-    unsafe_but_fast: bool,
+    kind: Kind,
 }
 
 impl Set {
@@ -197,7 +212,8 @@ impl Set {
 
     fn start_all(&self, cancel: &Cancel) -> Result<(Postgres, Vec<Broker>), Error> {
         let options = postgres::Options {
-            unsafe_but_fast: self.unsafe_but_fast,
+            unsafe_but_fast: self.kind.unsafe_but_fast,
+            statement_statistics: self.kind.statement_statistics,
             cancel: cancel.clone(),
         };
         let (postgres, brokers) = thread::scope(|scope| {

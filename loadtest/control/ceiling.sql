@@ -1,0 +1,2 @@
+-- Four hundred events in one transaction.
+SELECT control_batch(400, :users::bigint, :record::text);

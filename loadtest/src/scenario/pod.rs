@@ -1,0 +1,219 @@
+//! A small pod: the whole service in a control group of 0.4 cores and 64 MiB. First the reference workload, then its ceiling.
+//!
+//! Only the service is limited; Postgres, RabbitMQ and the load have the machine.
+
+use super::Bench;
+use super::half::over_time;
+use super::stand::{Delivered, Stand};
+use crate::cgroup::{Limits, Usage};
+use crate::load::{Arrivals, Kind, Plan, Tally};
+use crate::report::{
+    Axis, Cell, Findings, Plot, Scale, Series, budget, mebibytes, millis, percentiles, quantile_ms,
+};
+use crate::server::Setup;
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+
+const POD: Limits = Limits {
+    cpu_millis: 400,
+    memory_bytes: 64 * 1024 * 1024,
+};
+/// The reference workload: a million and a half events a day.
+const REFERENCE_PER_S: f64 = 17.0;
+const IN_FLIGHT: [u32; 4] = [16, 64, 128, 256];
+/// Open-loop rates that are tried, in hundredths of what the closed loop reached, upwards until one misses its bound.
+const SHARES: [u32; 6] = [40, 55, 70, 80, 90, 100];
+/// The bound on the p99 of an open-loop rate, in milliseconds.
+const P99_MS_MAX: f64 = 100.0;
+/// How far the relay may be behind at the end of a rate that counts.
+const BEHIND_MAX: Duration = Duration::from_secs(2);
+
+struct Measured {
+    reference: Tally,
+    closed: Vec<(u32, Delivered)>,
+    open: Vec<(f64, Delivered)>,
+    usage: Usage,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// When control groups cannot be made here, or a run fails its gate.
+pub async fn run(bench: &mut Bench) -> Result<Findings> {
+    let measured = measure(bench).await?;
+    let mut findings = Findings::default();
+    let largest = measured
+        .open
+        .iter()
+        .filter(|(_, delivered)| holds(delivered))
+        .map(|(_, delivered)| delivered.tally.rate())
+        .fold(0.0, f64::max);
+    findings.row(&budget::POD, largest);
+    findings.text(format!(
+        "Roles api, relay and keeper in one process. Memory at most, page cache included: {} MiB of 64; killed for want of memory: {}; \
+         made to wait in {} of {} periods of 100 ms, over the whole scenario.",
+        text(mebibytes(measured.usage.memory_bytes_max)),
+        measured.usage.oom_kills,
+        measured.usage.throttled,
+        measured.usage.periods
+    ));
+    findings.text(
+        "The reference workload, Poisson arrivals at 17 a second: transfers of every version, 2 % sent again, 2 % refused:",
+    );
+    let [p50, p90, p99, p999, max] = percentiles(&measured.reference.latency_us);
+    findings.table(
+        ["events", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms"],
+        vec![[measured.reference.created.into(), p50, p90, p99, p999, max]],
+    );
+    findings.plot(over_time(
+        &measured.reference,
+        "The reference workload, 17 a second",
+    ));
+    findings.text("A closed loop; events a second are counted until the last one was received:");
+    let closed = measured.closed.iter();
+    findings.table(
+        [
+            "in flight",
+            "events/s",
+            "p50 ms",
+            "p99 ms",
+            "max ms",
+            "relay behind, ms",
+        ],
+        closed
+            .map(|(in_flight, delivered)| line(u64::from(*in_flight).into(), delivered))
+            .collect(),
+    );
+    findings.text("Poisson arrivals, upwards until the p99 exceeds 100 ms, something fails, or the relay is more than 2 s behind:");
+    let open = measured.open.iter();
+    findings.table(
+        [
+            "arrivals/s",
+            "events/s",
+            "p50 ms",
+            "p99 ms",
+            "max ms",
+            "relay behind, ms",
+        ],
+        open.map(|(rate, delivered)| line(format!("{rate:.0}").into(), delivered))
+            .collect(),
+    );
+    findings.plot(plot(&measured));
+    Ok(findings)
+}
+
+async fn measure(bench: &Bench) -> Result<Measured> {
+    let lasts = bench.seconds(3, 15);
+    let setup = Setup {
+        limits: Some(POD),
+        ..Setup::roles("api,relay,keeper")
+    };
+    bench
+        .lab
+        .with_ledger("pod", async |ledger| {
+            let mut stand = Stand::raise(bench, ledger, &setup).await?;
+            let plan = Plan {
+                arrivals: Arrivals::Poisson {
+                    per_second: REFERENCE_PER_S,
+                },
+                lasts: bench.seconds(60, 600),
+                ..stand.mixed()?
+            };
+            let reference = stand.drive(plan).await?;
+            ensure!(
+                reference.is_clean() && reference.unavailable + reference.dropped == 0,
+                "the reference workload has errors: {}",
+                reference.trouble()
+            );
+            let mut closed = Vec::new();
+            for in_flight in IN_FLIGHT {
+                let plan = Plan {
+                    in_flight,
+                    lasts,
+                    ..stand.plan(Kind::Transfer)?
+                };
+                closed.push((in_flight, stand.deliver(plan).await?));
+            }
+            let most = closed
+                .iter()
+                .map(|(_, delivered)| delivered.rate)
+                .fold(1.0, f64::max);
+            let open = climb(&mut stand, most, lasts).await?;
+            let usage = stand
+                .finish()
+                .await?
+                .context("the server was not limited")?;
+            Ok(Measured {
+                reference,
+                closed,
+                open,
+                usage,
+            })
+        })
+        .await
+}
+
+/// Open-loop rates, upwards, to the first that does not hold.
+async fn climb(stand: &mut Stand<'_>, most: f64, lasts: Duration) -> Result<Vec<(f64, Delivered)>> {
+    let mut open = Vec::new();
+    for share in SHARES {
+        let per_second = most * f64::from(share) / 100.0;
+        let plan = Plan {
+            arrivals: Arrivals::Poisson { per_second },
+            in_flight: 256,
+            lasts,
+            ..stand.plan(Kind::Transfer)?
+        };
+        let delivered = stand.deliver(plan).await?;
+        let goes_on = holds(&delivered);
+        open.push((per_second, delivered));
+        if !goes_on {
+            break;
+        }
+    }
+    Ok(open)
+}
+
+fn holds(delivered: &Delivered) -> bool {
+    let tally = &delivered.tally;
+    tally.is_clean()
+        && tally.dropped + tally.unavailable == 0
+        && quantile_ms(&tally.latency_us, 0.99) <= P99_MS_MAX
+        && delivered.behind <= BEHIND_MAX
+}
+
+fn line(first: Cell, delivered: &Delivered) -> [Cell; 6] {
+    let [p50, _, p99, _, max] = percentiles(&delivered.tally.latency_us);
+    let behind = millis(delivered.behind.as_secs_f64() * 1_000.0);
+    [first, Cell::Rate(delivered.rate), p50, p99, max, behind]
+}
+
+fn text(cell: Cell) -> String {
+    match cell {
+        Cell::Text(text) => text,
+        Cell::Rate(rate) => format!("{rate:.0}"),
+    }
+}
+
+fn plot(measured: &Measured) -> Plot {
+    let p99 = measured
+        .open
+        .iter()
+        .map(|(rate, delivered)| (*rate, quantile_ms(&delivered.tally.latency_us, 0.99)));
+    Plot {
+        file: "arrivals".to_owned(),
+        title: "p99 by rate of arrivals, 0.4 cores and 64 MiB".to_owned(),
+        x: Axis {
+            label: "arrivals/s",
+            scale: Scale::Linear,
+        },
+        y: Axis {
+            label: "p99, ms",
+            scale: Scale::Log10,
+        },
+        series: vec![Series {
+            name: "p99".to_owned(),
+            points: p99.collect(),
+        }],
+    }
+}

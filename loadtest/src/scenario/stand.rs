@@ -1,0 +1,290 @@
+//! What most scenarios stand on: users with money, a server, perhaps a consumer, and the gate around all of it.
+//!
+//! Returns no tally that the gate has not been told of.
+
+use super::Bench;
+use crate::cgroup::Usage;
+use crate::consumer::Consumer;
+use crate::gate::Gate;
+use crate::lab::Ledger;
+use crate::load::{self, Kind, Mix, Plan, Spread, Tally, Target, VERSIONS};
+use crate::server::{Server, Setup};
+use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// What each user gets: no run is long enough to spend it.
+const FUNDS: u64 = 1_000_000_000;
+/// How long giving every user money may take.
+const FUNDING_LIMIT: Duration = Duration::from_secs(600);
+/// Requests in flight meanwhile.
+const FUNDING_IN_FLIGHT: u32 = 64;
+/// Arrivals that may wait for a free connection.
+const QUEUE_MAX: usize = 100_000;
+/// Driven before each measured time.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// How long a run takes that does not say otherwise.
+const LASTS: Duration = Duration::from_secs(5);
+
+/// Everything that is needed to drive load and to prove it.
+#[derive(Debug)]
+pub struct Stand<'a> {
+    /// The ledger.
+    pub ledger: &'a Ledger,
+    /// The server that the load goes to.
+    pub server: Server,
+    /// Receives everything, when the server has a relay.
+    pub consumer: Option<Consumer>,
+    gate: Gate,
+    tokens: Vec<String>,
+    users: u32,
+}
+
+/// What came of a run that was delivered, too.
+#[derive(Debug)]
+pub struct Delivered {
+    /// The run.
+    pub tally: Tally,
+    /// Events a second from the first request until the last one was received: what the slower of service and relay manages.
+    pub rate: f64,
+    /// How long the relay still had to work after the last answer.
+    pub behind: Duration,
+}
+
+impl<'a> Stand<'a> {
+    /// Gives users money by a server of its own, which is stopped again; then starts the one that will be measured. One with a
+    /// relay gets a consumer, which has received all of that before this returns.
+    ///
+    /// # Errors
+    /// When a server does not get ready, or not every user got money.
+    pub async fn raise(bench: &Bench, ledger: &'a Ledger, setup: &Setup) -> Result<Self> {
+        let consumer = match setup.has_relay() {
+            true => Some(Consumer::start(ledger).await?),
+            false => None,
+        };
+        let stand = Self::raise_with(bench, ledger, setup, consumer).await?;
+        stand.drained().await?;
+        Ok(stand)
+    }
+
+    /// The same with a consumer and without a relay: that one is started later, by whoever wants a backlog.
+    ///
+    /// # Errors
+    /// As [`Stand::raise`].
+    pub async fn raise_for_later(bench: &Bench, ledger: &'a Ledger, setup: &Setup) -> Result<Self> {
+        let consumer = Consumer::start(ledger).await?;
+        Self::raise_with(bench, ledger, setup, Some(consumer)).await
+    }
+
+    async fn raise_with(
+        bench: &Bench,
+        ledger: &'a Ledger,
+        setup: &Setup,
+        consumer: Option<Consumer>,
+    ) -> Result<Self> {
+        let tokens = bench.lab.tokens().writers().to_vec();
+        let users = bench.users;
+        let mut gate = Gate::open(ledger).await?;
+        let funder = ledger.serve(&Setup::roles("api")).await?;
+        let funded = load::drive(funding(&funder, tokens.clone(), users)?).await?;
+        gate.add(&funded)?;
+        ensure!(
+            funded.created == u64::from(users),
+            "only {} of {users} users got their money: {}",
+            funded.created,
+            funded.trouble()
+        );
+        funder.stop().await?;
+        ledger.database.analyze().await?;
+        ledger.database.checkpoint().await?;
+        Ok(Stand {
+            server: ledger.serve(setup).await?,
+            ledger,
+            consumer,
+            gate,
+            tokens,
+            users,
+        })
+    }
+
+    /// A closed loop of commands of this kind, to be changed as needed.
+    ///
+    /// # Errors
+    /// When the server has no API.
+    pub fn plan(&self, kind: Kind) -> Result<Plan> {
+        let target = Target::new(&self.server.url()?)?;
+        let mix = Mix::new(kind, self.users, self.tokens.clone());
+        Ok(Plan {
+            warm_up: WARM_UP,
+            queue_max: QUEUE_MAX,
+            ..Plan::closed(target, FUNDING_IN_FLIGHT, LASTS, mix)
+        })
+    }
+
+    /// Transfers as they come in life: some users are busier than others, clients are of every version, some send again what they
+    /// have sent, and some are refused.
+    ///
+    /// # Errors
+    /// When the server has no API.
+    pub fn mixed(&self) -> Result<Plan> {
+        let mut plan = self.plan(Kind::Transfer)?;
+        plan.mix.spread = Spread::Zipf { exponent: 0.8 };
+        plan.mix.versions = [1; VERSIONS];
+        plan.mix.lines = true;
+        plan.mix.duplicates = 0.02;
+        plan.mix.refusals = 0.02;
+        Ok(plan)
+    }
+
+    /// Drives a plan to its end.
+    ///
+    /// # Errors
+    /// When it cannot be driven, or an answer should not have been.
+    pub async fn drive(&mut self, plan: Plan) -> Result<Tally> {
+        let tally = load::drive(plan).await?;
+        self.gate.add(&tally)?;
+        Ok(tally)
+    }
+
+    /// Drives a plan to its end and waits until all of it was received.
+    ///
+    /// # Errors
+    /// As [`Stand::drive`]; and when the server has no relay, or the relay does not get done.
+    pub async fn deliver(&mut self, plan: Plan) -> Result<Delivered> {
+        ensure!(self.consumer.is_some(), "nobody receives");
+        let began = Instant::now();
+        let tally = self.drive(plan).await?;
+        let answered = Instant::now();
+        self.drained().await?;
+        let rate = tally.created as f64 / began.elapsed().as_secs_f64();
+        Ok(Delivered {
+            tally,
+            rate,
+            behind: answered.elapsed(),
+        })
+    }
+
+    /// Waits until everything stored was received; nothing to wait for without a consumer.
+    ///
+    /// # Errors
+    /// When it does not come, or more comes than was stored.
+    pub async fn drained(&self) -> Result<()> {
+        match &self.consumer {
+            Some(consumer) => self.gate.drained(self.ledger, consumer).await,
+            None => Ok(()),
+        }
+    }
+
+    /// How long the messages since the last call were under way from the commit to the consumer, in microseconds.
+    ///
+    /// # Errors
+    /// When the server has no relay.
+    pub fn take_lag_us(&self) -> Result<Histogram<u64>> {
+        let consumer = self.consumer.as_ref().context("nobody receives")?;
+        Ok(consumer.take_lag_us())
+    }
+
+    /// Proves the ledger and stops the server; what it used comes back when it was limited.
+    ///
+    /// # Errors
+    /// When anything does not agree.
+    pub async fn finish(self) -> Result<Option<Usage>> {
+        self.drained().await?;
+        let usage = self.server.stop().await?;
+        self.gate.prove(self.ledger).await.context("the gate")?;
+        Ok(usage)
+    }
+}
+
+/// Money for every user.
+fn funding(server: &Server, tokens: Vec<String>, users: u32) -> Result<Plan> {
+    let target = Target::new(&server.url()?)?;
+    let mut mix = Mix::new(Kind::DepositEach, users, tokens);
+    mix.amounts = FUNDS..=FUNDS;
+    Ok(Plan {
+        count_max: u64::from(users),
+        progress: false,
+        ..Plan::closed(target, FUNDING_IN_FLIGHT, FUNDING_LIMIT, mix)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::Lab;
+
+    async fn bench() -> Bench {
+        Bench {
+            lab: Lab::for_test().await,
+            full: false,
+            users: 64,
+            saturated: None,
+        }
+    }
+
+    /// Half a second of transfers.
+    fn short(stand: &Stand<'_>) -> Plan {
+        Plan {
+            in_flight: 4,
+            warm_up: Duration::ZERO,
+            lasts: Duration::from_millis(500),
+            progress: false,
+            ..stand.plan(Kind::Transfer).unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_accepted_is_stored_delivered_and_proved() {
+        let bench = bench().await;
+        let work = bench.lab.with_ledger("test", async |ledger| {
+            let mut stand = Stand::raise(&bench, ledger, &Setup::roles("api,relay,keeper")).await?;
+            let delivered = stand.deliver(short(&stand)).await?;
+            assert!(delivered.tally.created > 0 && delivered.rate > 0.0);
+            assert!(stand.take_lag_us()?.len() >= delivered.tally.created);
+            assert!(stand.server.memory()?.most > 0);
+            assert_eq!(stand.finish().await?, None);
+            Ok(())
+        });
+        work.await.unwrap();
+        bench.lab.close().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_event_that_was_not_answered_for_stops_a_run() {
+        let bench = bench().await;
+        let work = bench.lab.with_ledger("test", async |ledger| {
+            let mut stand = Stand::raise(&bench, ledger, &Setup::roles("api")).await?;
+            stand.drive(short(&stand)).await?;
+            // Behind the gate's back.
+            load::drive(short(&stand)).await?;
+            stand.finish().await
+        });
+        let why = format!("{:#}", work.await.unwrap_err());
+        assert!(why.contains("more events are stored"), "{why}");
+        bench.lab.close().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_balance_that_nobody_moved_stops_a_run_and_the_ledger_goes() {
+        let bench = bench().await;
+        let mut name = String::new();
+        let work = bench.lab.with_ledger("test", async |ledger| {
+            name.clone_from(&ledger.name);
+            let mut stand = Stand::raise(&bench, ledger, &Setup::roles("api")).await?;
+            stand.drive(short(&stand)).await?;
+            let client = ledger.database.connect().await?;
+            client
+                .batch_execute("UPDATE balances SET amount = amount + 1 WHERE account_no = (SELECT min(account_no) FROM balances)")
+                .await?;
+            stand.finish().await
+        });
+        let why = format!("{:#}", work.await.unwrap_err());
+        assert!(why.contains("1 balances did not move by"), "{why}");
+        let client = bench.lab.postgres().connect().await.unwrap();
+        let sql = "SELECT count(*) FROM pg_database WHERE datname = $1";
+        let left: i64 = client.query_one(sql, &[&name]).await.unwrap().get(0);
+        assert_eq!(left, 0);
+        bench.lab.close().await.unwrap();
+    }
+}
