@@ -20,6 +20,8 @@ CREATE TABLE accounts (
     floor      numeric(38,0) CONSTRAINT accounts_floor_with_guard CHECK ((guard = 'floor') = (floor IS NOT NULL))
 );
 CREATE INDEX accounts_owner ON accounts (owner) WHERE owner IS NOT NULL;
+-- Whose balances are folded; accounts with a floor, which may be millions, are not in it.
+CREATE INDEX accounts_unlocked ON accounts (account_no) WHERE guard <> 'floor';
 
 -- The balance of a `floor` account: the row that is locked and checked.
 CREATE TABLE balances (
@@ -109,6 +111,38 @@ CREATE TABLE horizon (
     settled_at timestamptz NOT NULL
 );
 INSERT INTO horizon (position, settled_at) VALUES (0, clock_timestamp());
+
+-- What the postings of an account that no write locks sum to, up to a position: one row per account, asset and day is kept, and
+-- the latest is moved on. A cache, made from postings alone: delete it, and the keeper makes it anew. A sum of amounts may have
+-- more digits than an amount.
+CREATE TABLE balance_snapshots (
+    account_no bigint NOT NULL,
+    asset      text COLLATE "C" NOT NULL,
+    day        date NOT NULL,
+    position   bigint NOT NULL,
+    amount     numeric(57,0) NOT NULL,
+    CONSTRAINT balance_snapshots_pkey PRIMARY KEY (account_no, asset, day)
+) WITH (fillfactor = 70);
+
+-- How far all of them are: every posting up to `position` of an account that no write locks is in the snapshots, and no position
+-- beyond it was drawn before `drawn_at`. So a reader need not look for a tail in older partitions.
+CREATE TABLE snapshot_horizon (
+    only_row   boolean CONSTRAINT snapshot_horizon_pkey PRIMARY KEY DEFAULT true CONSTRAINT snapshot_horizon_one_row CHECK (only_row),
+    position   bigint NOT NULL,
+    drawn_at   timestamptz NOT NULL,
+    generation bigint NOT NULL
+);
+INSERT INTO snapshot_horizon (position, drawn_at, generation) VALUES (0, 'epoch', 0);
+
+-- Whoever deletes a snapshot takes back what was claimed of all of them; a fold that is under way notices by the generation. The
+-- schema is named: whoever does this by hand may have another ledger in the search path.
+CREATE FUNCTION forget_snapshots() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE format('UPDATE %I.snapshot_horizon SET position = 0, drawn_at = ''epoch'', generation = generation + 1', TG_TABLE_SCHEMA);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER balance_snapshots_forgotten AFTER DELETE OR TRUNCATE ON balance_snapshots
+    FOR EACH STATEMENT EXECUTE FUNCTION forget_snapshots();
 
 -- Tokens that no longer count: one by issuer and id, or all of a subject's issued up to a moment.
 CREATE TABLE revoked_tokens (

@@ -8,6 +8,7 @@ mod cgroup;
 mod consumer;
 mod control;
 mod database;
+mod fill;
 mod gate;
 mod lab;
 mod load;

@@ -5,6 +5,7 @@ use super::problem::Problem;
 use super::request::Call;
 use crate::domain::{Address, Guard, Scope};
 use crate::store::reads::{self, Balance};
+use crate::store::snapshots;
 use axum::body::Body;
 use axum::http::Response;
 use serde_json::json;
@@ -39,8 +40,8 @@ pub(super) async fn get(call: Call) -> Result<Response<Body>, Problem> {
     Ok(json(body.to_string()))
 }
 
-/// Sums an account's postings when its turn comes: such a read may take seconds, and must leave connections to others. The
-/// request's deadline bounds the wait.
+/// Reads snapshot and tail when its turn comes: while no keeper has folded for long, or ever, such a read may take seconds, and must
+/// leave connections to others. The request's deadline bounds the wait.
 async fn summed(call: Call, address: Address) -> Result<Vec<Balance>, Problem> {
     let turn = call.app.sums.clone().acquire_owned().await;
     let turn = turn.map_err(|_| Problem::internal())?;
@@ -48,7 +49,10 @@ async fn summed(call: Call, address: Address) -> Result<Vec<Balance>, Problem> {
     let summing = async move {
         let _turn = turn;
         let client = call.client().await?;
-        let reading = reads::summed_balances(&client, &address);
+        let reading = async {
+            let statement = client.prepare_cached(snapshots::SUMMED_BALANCES).await?;
+            snapshots::summed_balances(&client, &statement, address.as_str()).await
+        };
         call.read(&client, reading).await
     };
     tokio::spawn(summing.in_current_span())

@@ -1,7 +1,8 @@
 //! The keeper: housekeeping that one pod at a time does, elected by an advisory lock.
 //!
-//! Makes partitions ahead, moves the safe horizon, forgets old revocations. No answer of the API waits for it.
+//! Makes partitions ahead, moves the safe horizon, folds balance snapshots, forgets old revocations. No answer of the API waits for it.
 
+pub mod snapshots;
 pub mod verify;
 
 use crate::store::session::{self, Purpose};
@@ -72,18 +73,26 @@ async fn term(settings: &Settings) -> Result<(), Ended> {
         sleep(ELECTION_EVERY).await;
     }
     tracing::info!("this pod is the keeper");
+    // A fold that is slow or fails must not hold up the horizon, which the relay waits for.
+    tokio::select! {
+        ended = serve(settings, &client) => ended,
+        never = snapshots::run(settings) => match never {},
+    }
+}
+
+async fn serve(settings: &Settings, client: &Client) -> Result<(), Ended> {
     let mut duties_at = Instant::now();
-    let mut settled = timeout(STEP_TIMEOUT, horizon::read(&client)).await??;
+    let mut settled = timeout(STEP_TIMEOUT, horizon::read(client)).await??;
     // A stall is as old as it is, however often its keeper changed.
-    let mut stalled = timeout(STEP_TIMEOUT, horizon::age(&client)).await??;
+    let mut stalled = timeout(STEP_TIMEOUT, horizon::age(client)).await??;
     let mut settled_at = Instant::now();
     let mut pending = None;
     loop {
         if Instant::now() >= duties_at {
-            duties(&client).await?;
+            duties(client).await?;
             duties_at = Instant::now() + DUTIES_EVERY;
         }
-        let reached = timeout(STEP_TIMEOUT, step(&client, settled, &mut pending)).await??;
+        let reached = timeout(STEP_TIMEOUT, step(client, settled, &mut pending)).await??;
         if let Some(position) = reached {
             settled = position;
             settled_at = Instant::now();

@@ -1,11 +1,11 @@
 //! Verification: reads every record again and proves that all other tables agree with it.
 //!
-//! Changes nothing. Everything is read in one snapshot, so the ledger may serve meanwhile: events and postings side by side
-//! in one pass by position, which rises along every history, every balance and every business key.
+//! Changes nothing. Everything is read in one snapshot, so the ledger may serve meanwhile: events, postings and balance snapshots
+//! side by side in one pass by position, which rises along every history, every balance and every business key.
 
 use crate::commit::record::{self, Folded, FoldedPosting, FoldedUnique};
 use crate::domain::{Amount, time};
-use crate::store::audit::{self, StoredEvent, StoredPosting};
+use crate::store::audit::{self, StoredEvent, StoredPosting, StoredSnapshot};
 use crate::store::session::{self, Purpose, SessionError};
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use jiff::Timestamp;
@@ -289,6 +289,33 @@ impl Fold {
         ));
     }
 
+    /// A balance snapshot, when the pass stands at its position.
+    fn snapshot(&mut self, row: &StoredSnapshot) {
+        let Some(address) = &row.address else {
+            return self.fault(format!(
+                "a balance snapshot in {} of account {}, which has no row",
+                row.asset, row.account_no
+            ));
+        };
+        let sum = self
+            .sums
+            .get(&(address.clone(), row.asset.clone()))
+            .copied()
+            .unwrap_or_default();
+        let at = format!("{address} {}", row.asset);
+        if sum.to_string() != row.amount {
+            self.fault(format!(
+                "{at}: the snapshot of {} up to position {} is {}, the records sum to {sum}",
+                row.day, row.position, row.amount
+            ));
+        }
+        if row.guard.as_deref() == Some("floor") {
+            self.fault(format!(
+                "{at}: a balance snapshot of an account that has a floor"
+            ));
+        }
+    }
+
     fn users(&mut self, users: &[audit::Head]) {
         self.report.users = users.len() as u64;
         for user in users {
@@ -378,22 +405,29 @@ fn posting(row: &StoredPosting) -> String {
     )
 }
 
-/// The postings, read as far as the events have been.
-struct Legs<'a, S> {
+/// Rows in the order of their positions, read as far as the events have been.
+struct Following<'a, S, T> {
     rows: Pin<&'a mut S>,
-    next: Option<StoredPosting>,
+    next: Option<T>,
+    position: fn(&T) -> i64,
 }
 
-impl<S: Stream<Item = Result<StoredPosting, tokio_postgres::Error>>> Legs<'_, S> {
+impl<'a, T, S: Stream<Item = Result<T, tokio_postgres::Error>>> Following<'a, S, T> {
+    /// `rows` is fused: asked again after its end, a stream of rows is an error.
+    fn new(rows: Pin<&'a mut S>, position: fn(&T) -> i64) -> Self {
+        Following {
+            rows,
+            next: None,
+            position,
+        }
+    }
+
     /// The next row, unless its position is beyond `position`.
-    async fn up_to(
-        &mut self,
-        position: i64,
-    ) -> Result<Option<StoredPosting>, tokio_postgres::Error> {
+    async fn up_to(&mut self, position: i64) -> Result<Option<T>, tokio_postgres::Error> {
         if self.next.is_none() {
             self.next = self.rows.try_next().await?;
         }
-        Ok(self.next.take_if(|row| row.position <= position))
+        Ok(self.next.take_if(|row| (self.position)(row) <= position))
     }
 }
 
@@ -407,16 +441,23 @@ pub async fn verify(
     progress: impl Fn(u64, u64),
 ) -> Result<Report, VerifyError> {
     let (client, _driver) = session::connect(url, ledger, Purpose::Batch).await?;
+    // A session streams one statement at a time.
     let (second, _second_driver) = session::connect(url, ledger, Purpose::Batch).await?;
+    let (third, _third_driver) = session::connect(url, ledger, Purpose::Batch).await?;
     audit::begin(&client).await?;
     audit::begin_same(&client, &second).await?;
+    audit::begin_same(&client, &third).await?;
     let total = u64::try_from(audit::count_events(&client).await?).unwrap_or_default();
     let mut fold = Fold::default();
     let mut events = std::pin::pin!(audit::events(&client).await?);
-    // Asked again after its end, a stream of rows is an error.
     let rows = std::pin::pin!(audit::postings(&second).await?.fuse());
-    let mut legs = Legs { rows, next: None };
+    let mut legs = Following::new(rows, |row: &StoredPosting| row.position);
+    let rows = std::pin::pin!(audit::snapshots(&third).await?.fuse());
+    let mut snapshots = Following::new(rows, |row: &StoredSnapshot| row.position);
     while let Some(event) = events.try_next().await? {
+        while let Some(row) = snapshots.up_to(event.position - 1).await? {
+            fold.snapshot(&row);
+        }
         let mut its_own = Vec::new();
         while let Some(row) = legs.up_to(event.position).await? {
             if row.position == event.position {
@@ -430,6 +471,9 @@ pub async fn verify(
     }
     while let Some(row) = legs.up_to(i64::MAX).await? {
         fold.stray(&row);
+    }
+    while let Some(row) = snapshots.up_to(i64::MAX).await? {
+        fold.snapshot(&row);
     }
     compare(&client, &mut fold).await?;
     Ok(fold.report)

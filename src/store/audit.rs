@@ -34,6 +34,33 @@ SELECT user_no, subject, sequence, head_hash, last_at FROM users";
 const BALANCES: &str = "-- audit_balances
 SELECT a.address, b.asset, b.amount, a.guard, a.floor FROM balances b LEFT JOIN accounts a ON a.account_no = b.account_no";
 
+const SNAPSHOTS: &str = "-- audit_snapshots
+SELECT s.position, s.account_no, a.address, s.asset, s.day::text, s.amount::text, a.guard
+FROM balance_snapshots s LEFT JOIN accounts a ON a.account_no = s.account_no ORDER BY s.position";
+
+/// What a read would leave out: postings that are claimed to be in a snapshot and are not; older ones than a tail is looked for in.
+const LEFT_OUT: &str = "-- audit_left_out
+(SELECT a.address, p.asset, min(p.position) AS position
+ FROM snapshot_horizon f
+ JOIN postings p ON p.position <= f.position
+ JOIN accounts a ON a.account_no = p.account_no AND a.guard <> 'floor'
+ LEFT JOIN (SELECT account_no, asset, max(position) AS position FROM balance_snapshots GROUP BY account_no, asset) s
+     ON s.account_no = p.account_no AND s.asset = p.asset
+ WHERE p.position > coalesce(s.position, 0) GROUP BY a.address, p.asset LIMIT 20)
+UNION ALL
+(SELECT a.address, p.asset, min(p.position)
+ FROM snapshot_horizon f
+ JOIN postings p ON p.position > f.position AND p.recorded_at < f.drawn_at - interval '1 day'
+ JOIN accounts a ON a.account_no = p.account_no AND a.guard <> 'floor'
+ GROUP BY a.address, p.asset LIMIT 20)";
+
+/// Accounts and assets of which an earlier day has a later position than the latest one, which is what is read.
+const DISORDERED: &str = "-- audit_disordered_snapshots
+SELECT s.account_no, s.asset, s.day::text
+FROM (SELECT account_no, asset, day, position, max(position) OVER (PARTITION BY account_no, asset ORDER BY day
+             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS earlier FROM balance_snapshots) s
+WHERE s.position <= s.earlier LIMIT 20";
+
 const KEYS: &str = "-- audit_business_keys
 SELECT namespace, key, position, until_at FROM business_keys";
 
@@ -59,7 +86,10 @@ UNION ALL
 const UNDRAWN: &str = "-- audit_undrawn
 SELECT t.place, t.position, s.drawn
 FROM (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS drawn FROM events_position_seq) s,
-     (SELECT 'horizon' AS place, position FROM horizon UNION ALL SELECT 'events', max(position) FROM events) t
+     (SELECT 'horizon' AS place, position FROM horizon
+      UNION ALL SELECT 'snapshot_horizon', position FROM snapshot_horizon
+      UNION ALL SELECT 'balance_snapshots', max(position) FROM balance_snapshots
+      UNION ALL SELECT 'events', max(position) FROM events) t
 WHERE t.position > s.drawn";
 
 /// Rights that no role but the owner may have: to change history, or to delete what is only added to or updated. A right on
@@ -70,15 +100,18 @@ FROM pg_class c
 CROSS JOIN pg_roles r
 CROSS JOIN unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p(privilege)
 WHERE c.relnamespace = current_schema()::regnamespace
-  AND (c.relname IN ('events', 'postings', 'accounts', 'users', 'balances', 'business_keys', 'horizon') OR EXISTS (
+  AND (c.relname IN ('events', 'postings', 'accounts', 'users', 'balances', 'business_keys', 'horizon', 'balance_snapshots',
+                     'snapshot_horizon') OR EXISTS (
         SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid
           AND i.inhparent IN (to_regclass('events'), to_regclass('postings'))))
   AND c.relkind IN ('r', 'p')
   AND NOT r.rolsuper AND NOT pg_has_role(r.oid, c.relowner, 'USAGE') AND r.rolname NOT LIKE 'pg\\_%'
   AND CASE WHEN p.privilege IN ('INSERT', 'UPDATE') THEN has_any_column_privilege(r.oid, c.oid, p.privilege)
            ELSE has_table_privilege(r.oid, c.oid, p.privilege) END
-  AND NOT (p.privilege = 'INSERT' AND (c.relkind = 'p' OR c.relname IN ('accounts', 'users', 'balances', 'business_keys')))
-  AND NOT (p.privilege = 'UPDATE' AND c.relname IN ('users', 'balances', 'business_keys', 'horizon')) LIMIT 20";
+  AND NOT (p.privilege = 'INSERT' AND (c.relkind = 'p' OR c.relname IN ('accounts', 'users', 'balances', 'business_keys',
+           'balance_snapshots')))
+  AND NOT (p.privilege = 'UPDATE' AND c.relname IN ('users', 'balances', 'business_keys', 'horizon', 'balance_snapshots',
+           'snapshot_horizon')) LIMIT 20";
 
 /// What belongs to another role than history does: an owner needs no right.
 const OWNERS: &str = "-- audit_owners
@@ -110,6 +143,9 @@ pub const STATEMENTS: &[&str] = &[
     POSTINGS,
     HEADS,
     BALANCES,
+    SNAPSHOTS,
+    LEFT_OUT,
+    DISORDERED,
     KEYS,
     MISSING_BALANCES,
     STRAY_OUTBOX,
@@ -204,6 +240,24 @@ pub struct StoredBalance {
     pub floor: Option<Numeric>,
 }
 
+/// A balance snapshot.
+pub struct StoredSnapshot {
+    /// The last position in it.
+    pub position: i64,
+    /// Number of the account.
+    pub account_no: i64,
+    /// Its address; None when its row is missing.
+    pub address: Option<String>,
+    /// In what.
+    pub asset: String,
+    /// On which day it was last moved.
+    pub day: String,
+    /// What the postings sum to, as Postgres writes it: it may have more digits than an amount.
+    pub amount: String,
+    /// The account's guard.
+    pub guard: Option<String>,
+}
+
 /// Begins the one snapshot that everything is read in.
 ///
 /// # Errors
@@ -278,6 +332,28 @@ pub async fn postings(
             amount: row.try_get(4)?,
             recorded_at: row.try_get(5)?,
             effective_at: row.try_get(6)?,
+        })
+    }))
+}
+
+/// Every balance snapshot, by position.
+///
+/// # Errors
+/// What Postgres says.
+pub async fn snapshots(
+    client: &Client,
+) -> Result<impl Stream<Item = Result<StoredSnapshot, Error>> + use<>, Error> {
+    let rows = stream(client, SNAPSHOTS).await?;
+    Ok(rows.map(|row| {
+        let row = row?;
+        Ok(StoredSnapshot {
+            position: row.try_get(0)?,
+            account_no: row.try_get(1)?,
+            address: row.try_get(2)?,
+            asset: row.try_get(3)?,
+            day: row.try_get(4)?,
+            amount: row.try_get(5)?,
+            guard: row.try_get(6)?,
         })
     }))
 }
@@ -363,7 +439,8 @@ pub async fn guarded_without_balance(client: &Client) -> Result<Vec<(String, Str
 }
 
 /// What is wrong with the tables themselves, one sentence each: outbox rows that do not agree with their events, positions
-/// that were never drawn, rights, owners and triggers that are not as they must be. At most 40 a kind.
+/// that were never drawn, postings that a balance would leave out, rights, owners and triggers that are not as they must be. At
+/// most 40 a kind.
 ///
 /// # Errors
 /// What Postgres says.
@@ -385,6 +462,7 @@ pub async fn faults(client: &Client) -> Result<Vec<String>, Error> {
         })
         .await?,
     );
+    faults.extend(snapshot_faults(client).await?);
     faults.extend(
         all(client, RIGHTS, |row| {
             let (table, role, right): (&str, &str, &str) =
@@ -407,6 +485,28 @@ pub async fn faults(client: &Client) -> Result<Vec<String>, Error> {
             Ok(format!(
                 "table {}: its append-only triggers are missing or disabled",
                 row.try_get::<_, &str>(0)?
+            ))
+        })
+        .await?,
+    );
+    Ok(faults)
+}
+
+async fn snapshot_faults(client: &Client) -> Result<Vec<String>, Error> {
+    let mut faults = all(client, LEFT_OUT, |row| {
+        let (address, asset, position): (&str, &str, i64) =
+            (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        Ok(format!(
+            "{address} {asset}: the balance leaves out the posting of position {position}"
+        ))
+    })
+    .await?;
+    faults.extend(
+        all(client, DISORDERED, |row| {
+            let (account_no, asset, day): (i64, &str, &str) =
+                (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            Ok(format!(
+                "account {account_no} {asset}: the snapshot of {day} is not later than the one before it"
             ))
         })
         .await?,

@@ -38,8 +38,8 @@ SELECT NOT has_schema_privilege($1, current_schema(), 'USAGE')
     OR EXISTS (
         SELECT FROM (VALUES
             (ARRAY['events', 'postings', 'accounts'], ARRAY['SELECT', 'INSERT']),
-            (ARRAY['users', 'balances', 'business_keys'], ARRAY['SELECT', 'INSERT', 'UPDATE']),
-            (ARRAY['horizon'], ARRAY['SELECT', 'UPDATE']),
+            (ARRAY['users', 'balances', 'business_keys', 'balance_snapshots'], ARRAY['SELECT', 'INSERT', 'UPDATE']),
+            (ARRAY['horizon', 'snapshot_horizon'], ARRAY['SELECT', 'UPDATE']),
             (ARRAY['outbox', 'outbox_parked', 'revoked_tokens'], ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']),
             (ARRAY['refinery_schema_history'], ARRAY['SELECT'])) AS g(tables, privileges)
         CROSS JOIN unnest(g.tables) AS t(name) CROSS JOIN unnest(g.privileges) AS p(privilege)
@@ -49,8 +49,8 @@ SELECT NOT has_schema_privilege($1, current_schema(), 'USAGE')
 const GRANTS: &str = "-- grant_rights
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT ON events, postings, accounts TO {role};
-GRANT SELECT, INSERT, UPDATE ON users, balances, business_keys TO {role};
-GRANT SELECT, UPDATE ON horizon TO {role};
+GRANT SELECT, INSERT, UPDATE ON users, balances, business_keys, balance_snapshots TO {role};
+GRANT SELECT, UPDATE ON horizon, snapshot_horizon TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox, outbox_parked, revoked_tokens TO {role};
 GRANT SELECT ON refinery_schema_history TO {role};
 GRANT USAGE, SELECT ON SEQUENCE events_position_seq TO {role};

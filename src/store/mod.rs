@@ -5,6 +5,7 @@
 pub mod audit;
 pub mod bootstrap;
 pub mod fault;
+pub mod handover;
 pub mod horizon;
 pub mod keeper;
 pub mod ledger;
@@ -14,6 +15,7 @@ pub mod outbox;
 pub mod partitions;
 pub mod reads;
 pub mod session;
+pub mod snapshots;
 pub mod tail;
 
 use sha2::{Digest, Sha256};
@@ -40,6 +42,7 @@ pub fn statements() -> impl Iterator<Item = &'static str> {
         migrate::STATEMENTS,
         partitions::STATEMENTS,
         reads::STATEMENTS,
+        snapshots::STATEMENTS,
         tail::STATEMENTS,
     ]
     .into_iter()

@@ -61,11 +61,6 @@ SELECT b.asset, b.amount::text
 FROM accounts a JOIN balances b USING (account_no)
 WHERE a.address = $1 ORDER BY b.asset LIMIT $2";
 
-const SUMMED_BALANCES: &str = "-- summed_balances
-SELECT p.asset, sum(p.amount)::text
-FROM accounts a JOIN postings p USING (account_no)
-WHERE a.address = $1 GROUP BY p.asset ORDER BY p.asset LIMIT $2";
-
 const REVOKE_TOKEN: &str = "-- revoke_token
 INSERT INTO revoked_tokens AS old (issuer, token_id, expires_at) VALUES ($1, $2, $3)
 ON CONFLICT (issuer, token_id) WHERE token_id IS NOT NULL DO UPDATE SET
@@ -102,7 +97,6 @@ pub const STATEMENTS: &[&str] = &[
     ALL_EVENTS,
     USER_STATE,
     FLOOR_BALANCES,
-    SUMMED_BALANCES,
     REVOKE_TOKEN,
     REVOKE_SUBJECT,
     READINESS,
@@ -366,12 +360,12 @@ pub struct Balance {
     pub balance: String,
 }
 
-async fn balances(
-    client: &Client,
-    text: &'static str,
-    address: &Address,
-) -> Result<Vec<Balance>, Error> {
-    let statement = client.prepare_cached(text).await?;
+/// The balances of a `floor` account.
+///
+/// # Errors
+/// The driver's.
+pub async fn floor_balances(client: &Client, address: &Address) -> Result<Vec<Balance>, Error> {
+    let statement = client.prepare_cached(FLOOR_BALANCES).await?;
     let rows = client
         .query(&statement, &[&address.as_str(), &ASSETS_MAX])
         .await?;
@@ -383,22 +377,6 @@ async fn balances(
             })
         })
         .collect()
-}
-
-/// The balances of a `floor` account.
-///
-/// # Errors
-/// The driver's.
-pub async fn floor_balances(client: &Client, address: &Address) -> Result<Vec<Balance>, Error> {
-    balances(client, FLOOR_BALANCES, address).await
-}
-
-/// The balances of a `none` account: the sums of its postings.
-///
-/// # Errors
-/// The driver's.
-pub async fn summed_balances(client: &Client, address: &Address) -> Result<Vec<Balance>, Error> {
-    balances(client, SUMMED_BALANCES, address).await
 }
 
 /// Revokes one token; it may be forgotten after `expires_at`, the later of two counts.

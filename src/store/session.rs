@@ -36,12 +36,13 @@ impl Purpose {
                  -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off"
             }
             Purpose::Read => {
-                "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s -c jit=off"
+                "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s \
+                 -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
             }
             // A node that vanished must not stay the keeper until TCP notices: that can take hours.
             Purpose::Keeper => {
                 "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s \
-                 -c idle_session_timeout=15s -c jit=off"
+                 -c idle_session_timeout=15s -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
             }
             Purpose::Relay => {
                 "-c statement_timeout=10s -c lock_timeout=5s -c idle_in_transaction_session_timeout=10s \

@@ -17,6 +17,7 @@ mod process;
 mod proxy;
 mod relay;
 mod relay_fixture;
+mod snapshots;
 mod store;
 mod tidy;
 mod types;

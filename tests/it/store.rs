@@ -130,6 +130,10 @@ async fn d10_history_is_only_added_to() {
         "UPDATE events SET record = ''".to_owned(),
         "DELETE FROM postings".to_owned(),
         "TRUNCATE events".to_owned(),
+        "DELETE FROM balance_snapshots".to_owned(),
+        "TRUNCATE balance_snapshots".to_owned(),
+        "DELETE FROM snapshot_horizon".to_owned(),
+        "INSERT INTO snapshot_horizon VALUES (false, 0, now(), 0)".to_owned(),
         "ALTER TABLE events DISABLE TRIGGER ALL".to_owned(),
         "DROP TABLE outbox".to_owned(),
         "CREATE TABLE mine (a int)".to_owned(),
@@ -185,6 +189,11 @@ async fn d10_the_owner_meets_the_triggers_and_verify_sees_them_weakened() {
             "GRANT UPDATE, DELETE ON accounts TO PUBLIC".to_owned(),
             "REVOKE UPDATE, DELETE ON accounts FROM PUBLIC".to_owned(),
             "table accounts: the role daybook has UPDATE",
+        ),
+        (
+            "GRANT DELETE ON balance_snapshots TO daybook".to_owned(),
+            "REVOKE DELETE ON balance_snapshots FROM daybook".to_owned(),
+            "table balance_snapshots: the role daybook has DELETE",
         ),
         (
             "GRANT TRUNCATE ON users TO daybook".to_owned(),

@@ -115,7 +115,11 @@ fn is_open(stream: &TcpStream) -> bool {
 }
 
 /// Sends the request and reads the whole answer.
-async fn exchange(stream: &mut TcpStream, request: &[u8], answer: &mut Vec<u8>) -> Result<Head> {
+pub(super) async fn exchange(
+    stream: &mut TcpStream,
+    request: &[u8],
+    answer: &mut Vec<u8>,
+) -> Result<Head> {
     stream.write_all(request).await?;
     answer.clear();
     let mut head = None;
@@ -141,10 +145,10 @@ async fn exchange(stream: &mut TcpStream, request: &[u8], answer: &mut Vec<u8>) 
 
 /// What the head of an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
-    status: u16,
+pub(super) struct Head {
+    pub(super) status: u16,
     /// Bytes of it.
-    length: usize,
+    pub(super) length: usize,
     /// Bytes of the body.
     body: usize,
     /// Whether the service closes the connection now.

@@ -16,6 +16,7 @@ mod link;
 mod mix;
 mod progress;
 mod queue;
+mod reads;
 mod tally;
 mod target;
 
@@ -23,6 +24,7 @@ pub use arrivals::{Arrivals, Step};
 pub use drive::drive;
 pub use event::VERSIONS;
 pub use mix::{Kind, Mix, Spread};
+pub use reads::{Measured, Pace, Reader, Reads, read};
 pub use tally::{Moved, Second, Tally};
 pub use target::{Target, loopback};
 

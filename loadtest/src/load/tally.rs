@@ -263,7 +263,7 @@ impl Recorder {
         self.tally.lost.get_or_insert_with(|| format!("{why:#}"));
     }
 
-    fn created(&mut self, shot: &Shot, times: &Times, answer: &Answer<'_>) {
+    fn created(&mut self, shot: &Shot, times: &Times) {
         self.tally.created += 1;
         if (self.span.from..=self.span.until).contains(&times.ended) {
             self.tally.created_in_window += 1;

@@ -2,14 +2,17 @@
 //!
 //! A scenario returns its findings only after the gate has let every run of it through.
 
+mod balance;
 mod create;
 mod half;
 mod hot;
 mod http2;
+mod one_subject;
 mod overload;
 mod pod;
 mod relay;
 mod saturation;
+mod size;
 mod smoke;
 mod soak;
 mod stand;
@@ -96,6 +99,27 @@ pub const ALL: &[Scenario] = &[
         standard_s: None,
         full_s: 100,
         run: |bench| Box::pin(http2::run(bench)),
+    },
+    Scenario {
+        name: "size",
+        about: "Writes and reads with up to 20 million events in the tables, beside the same with none; and what an event takes on disk",
+        standard_s: Some(110),
+        full_s: 3_600,
+        run: |bench| Box::pin(size::run(bench)),
+    },
+    Scenario {
+        name: "one-subject",
+        about: "One user whose history has up to a million events: what a further one costs, and reading it",
+        standard_s: Some(50),
+        full_s: 240,
+        run: |bench| Box::pin(one_subject::run(bench)),
+    },
+    Scenario {
+        name: "balance-100",
+        about: "Balances of accounts with up to 20 million postings, read 100 times a second, beside a full sum",
+        standard_s: Some(60),
+        full_s: 3_600,
+        run: |bench| Box::pin(balance::run(bench)),
     },
     Scenario {
         name: "soak",

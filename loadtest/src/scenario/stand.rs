@@ -7,7 +7,9 @@ use crate::cgroup::Usage;
 use crate::consumer::Consumer;
 use crate::gate::Gate;
 use crate::lab::Ledger;
-use crate::load::{self, Kind, Mix, Plan, Spread, Tally, Target, VERSIONS};
+use crate::load::{
+    self, Arrivals, Kind, Mix, Pace, Plan, Protocol, Reads, Spread, Tally, Target, VERSIONS,
+};
 use crate::server::{Server, Setup};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
@@ -105,6 +107,42 @@ impl<'a> Stand<'a> {
             gate,
             tokens,
             users,
+        })
+    }
+
+    /// The same on a ledger that was filled: its users, `u-1` and so on, have money. The load's may be more of them.
+    ///
+    /// # Errors
+    /// When the server does not get ready.
+    pub async fn raise_filled(
+        bench: &Bench,
+        ledger: &'a Ledger,
+        setup: &Setup,
+        users: u32,
+    ) -> Result<Self> {
+        Ok(Stand {
+            gate: Gate::open(ledger).await?,
+            server: ledger.serve(setup).await?,
+            ledger,
+            consumer: None,
+            tokens: bench.lab.tokens().writers().to_vec(),
+            users,
+        })
+    }
+
+    /// Reads of these paths in a closed loop of one, to be changed as needed.
+    ///
+    /// # Errors
+    /// When the server has no API.
+    pub fn reads(&self, paths: Vec<String>) -> Result<Reads> {
+        Ok(Reads {
+            target: Target::new(&self.server.url()?)?,
+            token: self.tokens.first().context("no token")?.clone(),
+            paths,
+            connections: 1,
+            pace: Pace::Closed,
+            warm_up: WARM_UP,
+            lasts: Duration::from_secs(1),
         })
     }
 

@@ -1,0 +1,225 @@
+//! One user with a long history: what a further event of his costs, and what reading of him costs, stays where it was.
+//!
+//! Each length is a ledger of its own, filled beforehand. The relay is paused.
+
+use super::Bench;
+use super::stand::Stand;
+use crate::fill::{self, fill};
+use crate::lab::Ledger;
+use crate::load::{Kind, Measured, Plan, Reader, Reads, Tally, read};
+use crate::report::{Axis, Cell, Findings, Plot, Scale, Series, grouped, millis, quantile_ms};
+use crate::server::Setup;
+use anyhow::{Context, Result, anyhow};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use std::time::Duration;
+
+/// Events of the user before it is measured.
+const LENGTHS: [u64; 4] = [1, 10_000, 100_000, 1_000_000];
+const LENGTHS_SHORT: [u64; 2] = [1, 1_000_000];
+/// Users of the load: the one, and those that he pays.
+const USERS: u32 = 3;
+/// Requests in flight of a single writer, and of many that want the same user.
+const WRITERS: [u32; 2] = [1, 16];
+/// Events of a page.
+const PAGE: u64 = 100;
+/// Keys that are looked for.
+const KEYS: u64 = 200;
+
+/// What was measured after so many events.
+struct Step {
+    events: u64,
+    writes: Vec<Tally>,
+    first_page: Measured,
+    last_page: Measured,
+    by_key: Measured,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// When a run fails its gate.
+pub async fn run(bench: &mut Bench) -> Result<Findings> {
+    let lengths: &[u64] = if bench.full { &LENGTHS } else { &LENGTHS_SHORT };
+    let mut steps = Vec::new();
+    for events in lengths {
+        let work = bench.lab.with_ledger("one_subject", async |ledger| {
+            measure(bench, ledger, *events).await
+        });
+        steps.push(work.await.with_context(|| format!("{events} events"))?);
+    }
+    let mut findings = Findings::default();
+    findings.text(
+        "All events of a ledger are one user's; he goes on paying others. Closed loop, relay paused; latency of answers 201:",
+    );
+    findings.table(
+        [
+            "events before",
+            "1 writer, events/s",
+            "p50 ms",
+            "p99 ms",
+            "16 writers, events/s",
+            "p50 ms",
+            "p99 ms",
+        ],
+        steps.iter().map(written).collect(),
+    );
+    findings.text("One reader, p50 and p99 in ms of a list of the user's events: the first page of 100, the last one, and by key:");
+    findings.table(
+        [
+            "events before",
+            "first p50",
+            "p99",
+            "last p50",
+            "p99",
+            "by key p50",
+            "p99",
+        ],
+        steps.iter().map(read_back).collect(),
+    );
+    findings.plot(plot(&steps));
+    Ok(findings)
+}
+
+async fn measure(bench: &Bench, ledger: &Ledger, events: u64) -> Result<Step> {
+    let plan = fill::Plan {
+        events,
+        users: 1,
+        kind: fill::Kind::Deposits,
+        seed: 1,
+        keep_indexes: false,
+    };
+    fill(&ledger.database, &ledger.name, plan).await?;
+    let setup = Setup::roles("api,keeper");
+    let mut stand = Stand::raise_filled(bench, ledger, &setup, USERS).await?;
+    let lasts = bench.seconds(2, 8);
+    let first = "/v1/events?subject=u-1&limit=100".to_owned();
+    let last = last_page(&stand.reads(Vec::new())?, &first).await?;
+    let keys = keys(ledger, events).await?;
+    let mut measured = Vec::new();
+    for paths in [vec![first], vec![last], keys] {
+        let lasts = bench.seconds(1, 4);
+        measured.push(
+            read(Reads {
+                lasts,
+                ..stand.reads(paths)?
+            })
+            .await?,
+        );
+    }
+    let [first_page, last_page, by_key] = measured
+        .try_into()
+        .map_err(|_| anyhow!("three reads were not three"))?;
+    let mut writes = Vec::new();
+    for in_flight in WRITERS {
+        let plan = Plan {
+            in_flight,
+            lasts,
+            ..stand.plan(Kind::TransferFrom(1))?
+        };
+        writes.push(stand.drive(plan).await?);
+    }
+    stand.finish().await?;
+    Ok(Step {
+        events,
+        writes,
+        first_page,
+        last_page,
+        by_key,
+    })
+}
+
+/// The page that a reader comes to at the end. Anybody may write a cursor; this one is made of one that the service gave, with
+/// another place.
+async fn last_page(by: &Reads, first: &str) -> Result<String> {
+    let mut reader = Reader::open(&by.target, &by.token).await?;
+    let page: serde_json::Value = serde_json::from_slice(reader.get(first).await?)?;
+    let Some(next) = page.get("next").and_then(serde_json::Value::as_str) else {
+        return Ok(first.to_owned());
+    };
+    let user: serde_json::Value = serde_json::from_slice(reader.get("/v1/users/u-1").await?)?;
+    let sequence = user.get("sequence").and_then(serde_json::Value::as_str);
+    let sequence: u64 = sequence.context("the user has no sequence")?.parse()?;
+    let cursor = String::from_utf8(URL_SAFE_NO_PAD.decode(next)?)?;
+    let (list, _) = cursor
+        .rsplit_once(' ')
+        .context("a cursor of another form")?;
+    let place = sequence.saturating_sub(PAGE);
+    let cursor = URL_SAFE_NO_PAD.encode(format!("{list} {place}"));
+    Ok(format!("{first}&after={cursor}"))
+}
+
+/// Lists by the keys of events that lie all over the history.
+async fn keys(ledger: &Ledger, events: u64) -> Result<Vec<String>> {
+    let sql = "-- keys_of_some
+SELECT idempotency_key FROM events WHERE position = ANY($1)";
+    let step = (events / KEYS).max(1);
+    let positions: Vec<i64> = (1..=events.min(KEYS))
+        .map(|index| i64::try_from(index * step))
+        .collect::<Result<_, _>>()?;
+    let rows = ledger
+        .database
+        .connect()
+        .await?
+        .query(sql, &[&positions])
+        .await?;
+    let path = |key: &str| format!("/v1/events?subject=u-1&idempotency_key={key}");
+    rows.iter().map(|row| Ok(path(row.try_get(0)?))).collect()
+}
+
+fn written(step: &Step) -> [Cell; 7] {
+    let cells = |index: usize| match step.writes.get(index) {
+        Some(tally) => [
+            Cell::Rate(tally.rate()),
+            millis(quantile_ms(&tally.latency_us, 0.5)),
+            millis(quantile_ms(&tally.latency_us, 0.99)),
+        ],
+        None => ["".into(), "".into(), "".into()],
+    };
+    let ([a, b, c], [d, e, f]) = (cells(0), cells(1));
+    [step.events.into(), a, b, c, d, e, f]
+}
+
+fn read_back(step: &Step) -> [Cell; 7] {
+    let cells = |measured: &Measured| [0.5, 0.99].map(|at| millis(measured.millis(at)));
+    let [a, b] = cells(&step.first_page);
+    let [c, d] = cells(&step.last_page);
+    let [e, f] = cells(&step.by_key);
+    [step.events.into(), a, b, c, d, e, f]
+}
+
+fn plot(steps: &[Step]) -> Plot {
+    let line = |name: &str, ms: &dyn Fn(&Step) -> Option<f64>| Series {
+        name: name.to_owned(),
+        points: steps
+            .iter()
+            .filter_map(|step| Some((step.events as f64, ms(step)?)))
+            .collect(),
+    };
+    let write = |index: usize| {
+        move |step: &Step| Some(quantile_ms(&step.writes.get(index)?.latency_us, 0.5))
+    };
+    let most = steps.iter().map(|step| step.events).max().unwrap_or(0);
+    Plot {
+        file: "one-subject".to_owned(),
+        title: format!(
+            "What one user's event costs, up to {} events of his",
+            grouped(most)
+        ),
+        x: Axis {
+            label: "events of the user",
+            scale: Scale::Log10,
+        },
+        y: Axis {
+            label: "p50, ms",
+            scale: Scale::Linear,
+        },
+        series: vec![
+            line("an event, 1 writer", &write(0)),
+            line("an event, 16 writers", &write(1)),
+            line("the first page", &|step| Some(step.first_page.millis(0.5))),
+            line("the last page", &|step| Some(step.last_page.millis(0.5))),
+            line("by key", &|step| Some(step.by_key.millis(0.5))),
+        ],
+    }
+}
