@@ -91,6 +91,12 @@ impl Default for RelayConfig {
     }
 }
 
+/// Half of the cores that this process may use (a container's limit counts), 1 to 4: the fewer lanes, the more commands share a
+/// transaction, and the other half is the database's.
+fn lanes_of_this_machine() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 4))
+}
+
 impl Default for Config {
     fn default() -> Self {
         Config {
@@ -102,7 +108,7 @@ impl Default for Config {
             ops_addr: SocketAddr::from(([127, 0, 0, 1], 9090)),
             keys_file: None,
             schema_dir: None,
-            lanes: 4,
+            lanes: lanes_of_this_machine(),
             lane_queue: 4_096,
             lane_queue_bytes: 16 * 1024 * 1024,
             batch_max: 256,

@@ -11,8 +11,8 @@ use crate::keeper;
 use crate::relay::{Relay, RelaySettings};
 use crate::schema::{LoadError, Registry};
 use crate::shutdown;
+use crate::store::handover::Handover;
 use crate::store::migrate;
-use crate::store::outbox::Waker;
 use crate::store::session::{self, SessionError};
 use crate::telemetry::Metrics;
 use secrecy::ExposeSecret;
@@ -170,7 +170,7 @@ impl Service {
             probe: session::pool(&config.database_url, &config.ledger, 1)?,
             config: Arc::new(config),
             metrics: Arc::new(Metrics::new()),
-            waker: Waker::default(),
+            handover: Handover::default(),
         };
         let (stop, stopped) = watch::channel(false);
         let (ops_stop, ops_stopped) = watch::channel(false);
@@ -266,7 +266,7 @@ struct Parts {
     pool: deadpool_postgres::Pool,
     /// One connection, for readiness alone.
     probe: deadpool_postgres::Pool,
-    waker: Waker,
+    handover: Handover,
 }
 
 impl Parts {
@@ -290,7 +290,7 @@ impl Parts {
             queue_bytes: config.lane_queue_bytes,
             batch_max: config.batch_max,
             dedupe_days: config.dedupe_days,
-            committed: self.waker.clone(),
+            committed: self.handover.clone(),
             metrics: self.metrics.clone(),
         });
         let app = App {
@@ -315,7 +315,7 @@ impl Parts {
             ledger: self.config.ledger.clone(),
             config: self.config.relay.clone(),
             metrics: self.metrics.clone(),
-            waker: self.waker.clone(),
+            handover: self.handover.clone(),
         })
     }
 

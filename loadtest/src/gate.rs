@@ -3,13 +3,13 @@
 //! Never lets a number through that it did not prove: what does not agree is an error, and an error has no numbers.
 
 use crate::consumer::Consumer;
-use crate::database::Database;
 use crate::lab::Ledger;
 use crate::load::{Moved, Tally};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
+use tokio_postgres::Client;
 
 /// How long the relay may take to publish what is left, besides the time that its size explains.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
@@ -83,9 +83,10 @@ impl Gate {
     /// # Errors
     /// What Postgres says.
     pub async fn open(ledger: &Ledger) -> Result<Self> {
+        let client = ledger.database.connect().await?;
         Ok(Gate {
-            events_before: events(&ledger.database).await?,
-            balances_before: balances(&ledger.database).await?,
+            events_before: events(&client).await?,
+            balances_before: balances(&client).await?,
             answered: Answered::default(),
         })
     }
@@ -103,11 +104,12 @@ impl Gate {
     /// # Errors
     /// When the outbox does not empty in time, or the consumer has not exactly one message for each event.
     pub async fn drained(&self, ledger: &Ledger, consumer: &Consumer) -> Result<()> {
-        let stored = events(&ledger.database).await? - self.events_before;
+        let client = ledger.database.connect().await?;
+        let stored = events(&client).await? - self.events_before;
         let limit = DRAIN_LIMIT + Duration::from_secs(stored / DRAIN_RATE_MIN);
         let end = Instant::now() + limit;
         loop {
-            let left = outbox(&ledger.database).await?;
+            let left = outbox(&client).await?;
             if left == 0 {
                 break;
             }
@@ -126,9 +128,10 @@ impl Gate {
     /// # Errors
     /// When anything does not agree.
     pub async fn prove(self, ledger: &Ledger) -> Result<()> {
+        let client = ledger.database.connect().await?;
         let grown = Grown {
-            events: events(&ledger.database).await? - self.events_before,
-            moved: difference(&self.balances_before, &balances(&ledger.database).await?),
+            events: events(&client).await? - self.events_before,
+            moved: difference(&self.balances_before, &balances(&client).await?),
         };
         compare(&self.answered, &grown)?;
         ledger.verify().await
@@ -169,30 +172,30 @@ fn difference(before: &Balances, after: &Balances) -> Balances {
     difference
 }
 
-async fn events(database: &Database) -> Result<u64> {
-    count(database, "-- events_stored\nSELECT count(*) FROM events").await
+async fn events(client: &Client) -> Result<u64> {
+    count(client, "-- events_stored\nSELECT count(*) FROM events").await
 }
 
 /// Outbox rows of a ledger: how far its relay is behind.
 ///
 /// # Errors
 /// What Postgres says.
-pub async fn outbox(database: &Database) -> Result<u64> {
-    count(database, "-- outbox_depth\nSELECT count(*) FROM outbox").await
+pub async fn outbox(client: &Client) -> Result<u64> {
+    count(client, "-- outbox_depth\nSELECT count(*) FROM outbox").await
 }
 
-async fn count(database: &Database, sql: &str) -> Result<u64> {
-    let row = database.connect().await?.query_one(sql, &[]).await?;
+async fn count(client: &Client, sql: &str) -> Result<u64> {
+    let row = client.query_one(sql, &[]).await?;
     Ok(u64::try_from(row.try_get::<_, i64>(0)?)?)
 }
 
 /// The balances of all accounts, read from what the service itself goes by: rows of guarded accounts, postings of the others.
-async fn balances(database: &Database) -> Result<Balances> {
+async fn balances(client: &Client) -> Result<Balances> {
     let sql = "-- balances_of_all
 SELECT a.address, sum(b.amount)::text FROM balances b JOIN accounts a USING (account_no) GROUP BY a.address
 UNION ALL
 SELECT a.address, sum(p.amount)::text FROM accounts a JOIN postings p USING (account_no) WHERE a.guard = 'none' GROUP BY a.address";
-    let rows = database.connect().await?.query(sql, &[]).await?;
+    let rows = client.query(sql, &[]).await?;
     rows.iter()
         .map(|row| {
             let amount: &str = row.try_get(1)?;

@@ -7,7 +7,7 @@ use super::{Outcome, Phase, Recorded, Settings, Unavailable, record};
 use crate::domain::decide::DedupeKey;
 use crate::domain::{Decision, Draft, Rejection, Stored, decide};
 use crate::store::fault::{Fault, commit_refused};
-use crate::store::ledger::{self, BatchError, Locked, NewEvent, Statements};
+use crate::store::ledger::{self, BatchError, Locked, NewEvent, Numbers, Statements};
 use crate::store::session::{self, Purpose};
 use crate::telemetry::Kind;
 use futures_util::FutureExt;
@@ -130,6 +130,7 @@ enum Failure {
 struct Session {
     client: Client,
     statements: Statements,
+    numbers: Numbers,
     batches: u32,
 }
 
@@ -274,7 +275,6 @@ impl Lane {
         let size = batch.jobs.len();
         match &result {
             Ok(_) => {
-                self.settings.committed.wake();
                 self.settings
                     .metrics
                     .commit_seconds
@@ -339,6 +339,7 @@ impl Lane {
             Ok::<_, String>(Session {
                 client,
                 statements,
+                numbers: Numbers::default(),
                 batches: 0,
             })
         })
@@ -389,7 +390,10 @@ async fn transact(
     settings: &Settings,
 ) -> Result<Vec<Outcome>, Failure> {
     let Session {
-        client, statements, ..
+        client,
+        statements,
+        numbers,
+        ..
     } = session;
     let drafts: Vec<&Draft> = batch.jobs.iter().map(|job| &job.draft).collect();
     let days = SignedDuration::from_hours(24 * i64::from(settings.dedupe_days));
@@ -397,6 +401,7 @@ async fn transact(
     let locked = within(ledger::lock(
         client,
         statements,
+        numbers,
         &drafts,
         since,
         batch.patience,
@@ -426,12 +431,15 @@ async fn transact(
         .collect();
     let written = within(ledger::write(client, statements, &mut locked, &events)).await;
     drop(events);
-    written.map_err(Failure::Fault)?;
+    let records = written.map_err(Failure::Fault)?;
     for (job, id) in batch.jobs.iter_mut().zip(new) {
         job.attempts.extend(id);
     }
     match timeout(COMMIT_TIMEOUT, ledger::commit(client)).await {
-        Ok(Ok(())) => Ok(outcomes),
+        Ok(Ok(())) => {
+            settings.committed.give(records);
+            Ok(outcomes)
+        }
         Ok(Err(error)) if commit_refused(&error) => {
             tracing::warn!(%error, "COMMIT was refused");
             Err(Failure::Fault(Fault::of(&error)))
@@ -472,6 +480,7 @@ fn written_before(job: &Job, locked: &Locked) -> Option<Recorded> {
     let stored = locked.state.stored.get(&DedupeKey::of(&job.draft))?;
     job.attempts.contains(&stored.event_id).then(|| Recorded {
         event_id: stored.event_id,
+        hash: record::hash(&stored.record),
         record: stored.record.clone(),
     })
 }
@@ -507,21 +516,24 @@ fn decide_all<'a>(
                     }
                     Ok(text) => {
                         let record: Arc<str> = text.into();
+                        let hash = record::hash(&record);
                         let stored = Stored {
                             event_id,
                             fingerprint: job.draft.fingerprint,
                             record: record.clone(),
                         };
-                        locked
-                            .state
-                            .apply(&job.draft, &accepted, record::hash(&record), stored);
+                        locked.state.apply(&job.draft, &accepted, hash, stored);
                         events.push(NewEvent {
                             draft: &job.draft,
                             accepted,
                             event_id,
                             record: record.clone(),
                         });
-                        Outcome::Created(Recorded { event_id, record })
+                        Outcome::Created(Recorded {
+                            event_id,
+                            record,
+                            hash,
+                        })
                     }
                     Err(error) => {
                         tracing::error!(%error, "a record could not be written");

@@ -9,7 +9,7 @@ pub mod record;
 mod record_tests;
 
 use crate::domain::{Draft, Rejection, Stored};
-use crate::store::outbox::Waker;
+use crate::store::handover::Handover;
 use crate::telemetry::{Kind, Metrics};
 use lane::{Job, Lane};
 use secrecy::SecretString;
@@ -28,6 +28,8 @@ pub struct Recorded {
     pub event_id: uuid::Uuid,
     /// Its record, byte for byte.
     pub record: Arc<str>,
+    /// SHA-256 of it.
+    pub hash: [u8; 32],
 }
 
 /// Why nothing was written though nothing is wrong with the request (503).
@@ -97,7 +99,7 @@ pub struct Settings {
     /// How long a key is remembered.
     pub dedupe_days: u16,
     /// Told after each commit, so that the relay looks at once.
-    pub committed: Waker,
+    pub committed: Handover,
     /// Where the lanes count.
     pub metrics: Arc<Metrics>,
 }

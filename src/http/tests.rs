@@ -4,7 +4,7 @@ use super::*;
 use crate::auth::{generate_dev_keys, issue};
 use crate::commit;
 use crate::domain::Subject;
-use crate::store::outbox::Waker;
+use crate::store::handover::Handover;
 use axum::body::to_bytes;
 use axum::http::header::{ALLOW, AUTHORIZATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde_json::Value;
@@ -42,7 +42,7 @@ fn edge() -> Edge {
         queue_bytes: 1024,
         batch_max: 1,
         dedupe_days: 1,
-        committed: Waker::default(),
+        committed: Handover::default(),
         metrics: metrics.clone(),
     });
     let app = App {

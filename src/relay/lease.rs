@@ -96,6 +96,16 @@ struct Locks {
     appeared: bool,
     locked: u16,
     offered: u16,
+    /// What the publisher had said when the locks were last looked at.
+    seen: Report,
+}
+
+impl Locks {
+    /// Whether another round could do more than the ping: the publisher came or went, or something is being given up and what
+    /// he has out of it changed. What he has out of his own shards changes all the time.
+    fn concern(&self, now: &Report) -> bool {
+        now.ready != self.seen.ready || (self.locked != self.offered && *now != self.seen)
+    }
 }
 
 /// Lock key of a shard; number 16 is the presence of relays. Same for all relays of a ledger, unlike another ledger's.
@@ -180,8 +190,8 @@ impl Keeper {
             tokio::select! {
                 () = sleep_until(began + PING) => {}
                 () = stopped(&mut self.stop) => return Ok(()),
-                changed = self.report.changed() => {
-                    if changed.is_err() {
+                gone = async { self.report.wait_for(|now| locks.concern(now)).await.is_err() } => {
+                    if gone {
                         return Ok(());
                     }
                     sleep_until(began + ROUND_GAP).await;
@@ -193,6 +203,7 @@ impl Keeper {
     /// Counts the relays (which is the ping), gives up what is too much, takes what is missing.
     async fn round(&mut self, client: &Client, locks: &mut Locks) -> Result<(), LeaseError> {
         let report = *self.report.borrow_and_update();
+        locks.seen = report;
         if report.ready != locks.appeared {
             outbox::appear(client, key(&self.ledger, SHARDS), report.ready).await?;
             locks.appeared = report.ready;

@@ -6,6 +6,7 @@ use crate::store::outbox::{Record, Waiting};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use sha2::{Digest, Sha256};
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// AMQP's `delivery_mode` of a message that survives the broker's restart.
@@ -23,7 +24,7 @@ pub struct Message {
     /// The event's type.
     pub routing_key: ShortString,
     /// The record.
-    pub body: String,
+    pub body: Arc<str>,
     /// Properties and headers.
     pub properties: BasicProperties,
 }
@@ -41,7 +42,7 @@ impl Message {
             headers.insert(short(name)?, AMQPValue::LongString(LongString::from(value)));
             Ok(())
         };
-        header("subject", record.subject)?;
+        header("subject", record.subject.to_string())?;
         header("usersequence", record.sequence.to_string())?;
         header("position", record.position.to_string())?;
         header(
@@ -103,7 +104,7 @@ mod tests {
     fn it_says_what_consumers_need() {
         let (row, record) = parts("transfer", true);
         let message = Message::new(&row, record).unwrap();
-        assert_eq!(message.body, "abc");
+        assert_eq!(&*message.body, "abc");
         assert_eq!(*message.properties.timestamp(), Some(1_700_000_000));
         let headers = message.properties.headers().as_ref().unwrap();
         let text = |name: &str| match headers.inner().get(name) {

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::config::RelayConfig;
-use crate::store::outbox::Waker;
+use crate::store::handover::Handover;
 use crate::telemetry::Metrics;
 
 pub use broker::BrokerError;
@@ -45,7 +45,7 @@ pub struct RelaySettings {
     /// Where it counts.
     pub metrics: Arc<Metrics>,
     /// Woken after a commit of the same process.
-    pub waker: Waker,
+    pub handover: Handover,
 }
 
 /// A running relay. Dropped without [`Relay::stop`], it ends at once, and what it had out is published again by another.
@@ -62,6 +62,7 @@ impl Relay {
     /// Starts it on the current runtime. Nothing need be reachable: it connects, and connects again, by itself.
     #[must_use]
     pub fn start(settings: RelaySettings) -> Self {
+        settings.handover.open();
         let (lease_sender, lease) = watch::channel(lease::Lease::none());
         let (report, report_receiver) = watch::channel(lease::Report::default());
         let (stop_publisher, publisher_stop) = watch::channel(false);

@@ -175,6 +175,7 @@ impl Publisher {
 
     /// Whatever was out has an unknown outcome now: it is scanned again, and published again with the same id.
     fn forget_session(&mut self) {
+        self.settings.handover.clear();
         self.book.reset();
         self.confirmed.clear();
         self.forget_flights();
@@ -355,11 +356,7 @@ impl Publisher {
         client: &Client,
         picked: Vec<Waiting>,
     ) -> Result<Vec<Message>, Fault> {
-        let mut records: HashMap<i64, outbox::Record> = within(outbox::records(client, &picked))
-            .await?
-            .into_iter()
-            .map(|record| (record.position, record))
-            .collect();
+        let mut records = self.records(client, &picked).await?;
         let mut messages = Vec::with_capacity(picked.len());
         let at = Instant::now();
         for row in picked {
@@ -386,6 +383,30 @@ impl Publisher {
         Ok(messages)
     }
 
+    /// The events of rows: as handed over by the lanes of this process, else as read.
+    async fn records(
+        &self,
+        client: &Client,
+        picked: &[Waiting],
+    ) -> Result<HashMap<i64, outbox::Record>, Fault> {
+        let handover = &self.settings.handover;
+        let mut records = HashMap::with_capacity(picked.len());
+        let mut missing = Vec::new();
+        for row in picked {
+            match handover.take(row.position, row.recorded_at) {
+                Some(record) => {
+                    records.insert(row.position, record);
+                }
+                None => missing.push(row),
+            }
+        }
+        if !missing.is_empty() {
+            let read = within(outbox::records(client, &missing)).await?;
+            records.extend(read.into_iter().map(|record| (record.position, record)));
+        }
+        Ok(records)
+    }
+
     /// Waits for a confirm, a commit, a change of leases, the stop, or the time of the next scan.
     async fn wait(&mut self, session: &mut Session) -> Result<(), Fault> {
         if self.book.has_ready()
@@ -396,13 +417,13 @@ impl Publisher {
         {
             return Ok(());
         }
-        let waker = self.settings.waker.clone();
+        let handover = self.settings.handover.clone();
         let scan_again = Instant::now() + SCAN_GAP;
         let mut stop = self.stop.clone();
         let stopping = *stop.borrow();
         tokio::select! {
             outcome = session.broker.confirmed(&mut self.confirmed) => outcome?,
-            () = waker.woken(), if !stopping => {
+            () = handover.woken(), if !stopping => {
                 // With messages out, their confirms will come first anyway.
                 self.next_scan = if self.book.out() > 0 {
                     self.next_scan.min(scan_again)

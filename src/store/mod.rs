@@ -5,6 +5,7 @@
 pub mod audit;
 pub mod bootstrap;
 pub mod fault;
+pub mod handover;
 pub mod horizon;
 pub mod keeper;
 pub mod ledger;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::sync::Notify;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error, Row};
 use uuid::Uuid;
@@ -17,22 +16,6 @@ pub const SHARDS: u8 = 16;
 pub const LIST_MAX: i64 = 1_000;
 /// Rows counted at most: more are reported as this many.
 const COUNT_MAX: i64 = 1_000_000;
-
-/// Tells the relay of the same process that something was committed. Cheap to clone; waking is never lost and never waits.
-#[derive(Clone, Debug, Default)]
-pub struct Waker(Arc<Notify>);
-
-impl Waker {
-    /// To be called after a commit that wrote outbox rows.
-    pub fn wake(&self) {
-        self.0.notify_one();
-    }
-
-    /// Resolves after the next (or a missed) [`Waker::wake`]. One waiter only.
-    pub async fn woken(&self) {
-        self.0.notified().await;
-    }
-}
 
 const HORIZON: &str = "-- outbox_horizon
 SELECT position FROM horizon";
@@ -189,15 +172,15 @@ pub struct Record {
     /// Its id.
     pub event_id: Uuid,
     /// Its type: the routing key.
-    pub event_type: String,
+    pub event_type: Arc<str>,
     /// Its number in the user's history.
     pub sequence: i64,
     /// Its exact bytes.
-    pub record: String,
+    pub record: Arc<str>,
     /// When it was recorded.
     pub recorded_at: Timestamp,
     /// Its user's subject.
-    pub subject: String,
+    pub subject: Arc<str>,
 }
 
 /// What became of a row that was to be held.
@@ -346,7 +329,7 @@ pub async fn redriven(client: &Client) -> Result<Vec<(i64, u8, i64)>, Error> {
 ///
 /// # Errors
 /// What Postgres answers.
-pub async fn records(client: &Client, rows: &[Waiting]) -> Result<Vec<Record>, Error> {
+pub async fn records(client: &Client, rows: &[&Waiting]) -> Result<Vec<Record>, Error> {
     let positions: Vec<i64> = rows.iter().map(|row| row.position).collect();
     let times: Vec<Timestamp> = rows.iter().map(|row| row.recorded_at).collect();
     let (Some(first), Some(last)) = (times.iter().min(), times.iter().max()) else {
@@ -369,11 +352,11 @@ pub async fn records(client: &Client, rows: &[Waiting]) -> Result<Vec<Record>, E
             Ok(Record {
                 position: row.try_get("position")?,
                 event_id: row.try_get("event_id")?,
-                event_type: row.try_get("type")?,
+                event_type: row.try_get::<_, &str>("type")?.into(),
                 sequence: row.try_get("sequence")?,
-                record: row.try_get("record")?,
+                record: row.try_get::<_, &str>("record")?.into(),
                 recorded_at: row.try_get("recorded_at")?,
-                subject: row.try_get("subject")?,
+                subject: row.try_get::<_, &str>("subject")?.into(),
             })
         })
         .collect()

@@ -22,7 +22,7 @@ pub fn settings(ledger: &Ledger) -> Settings {
         queue_bytes: 16 * 1024 * 1024,
         batch_max: 256,
         dedupe_days: 90,
-        committed: daybook::store::outbox::Waker::default(),
+        committed: daybook::store::handover::Handover::default(),
         metrics: Arc::new(Metrics::new()),
     }
 }
@@ -349,6 +349,43 @@ async fn i5_ten_replays_leave_one_outbox_row() {
     }
     drain.finish().await;
     assert_eq!(ledger.value::<i64>("SELECT count(*) FROM outbox").await, 1);
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn numbers_do_not_outlive_their_session() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&Settings {
+        lanes: 1,
+        ..settings(&ledger)
+    });
+    for (subject, key) in [("nora", "a"), ("olaf", "b"), ("nora", "c"), ("olaf", "d")] {
+        let outcome = lanes.submit(deposit(subject, key, 5), soon()).await;
+        assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
+    }
+    // A failover that lost the latest commits, and a history that then went another way: the accounts have changed numbers.
+    ledger
+        .admin
+        .batch_execute(
+            "SET session_replication_role = replica;
+             CREATE TEMP TABLE swapped AS SELECT a.account_no AS number, b.account_no AS other FROM accounts a, accounts b
+             WHERE a.owner IS NOT NULL AND b.owner IS NOT NULL AND a.account_no <> b.account_no;
+             UPDATE postings p SET account_no = other FROM swapped WHERE p.account_no = number;
+             UPDATE accounts SET address = 'x' || address WHERE owner IS NOT NULL;
+             UPDATE accounts SET (address, owner) = (
+                 SELECT substr(o.address, 2), o.owner FROM accounts o JOIN swapped ON o.account_no = other
+                 WHERE number = accounts.account_no)
+             WHERE owner IS NOT NULL;
+             SET session_replication_role = origin;
+             SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE datname = current_database() AND application_name = 'daybook lane'",
+        )
+        .await
+        .unwrap();
+    let outcome = lanes.submit(deposit("nora", "e", 7), soon()).await;
+    assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
+    drain.finish().await;
+    // Which verifies it.
     ledger.finish().await;
 }
 

@@ -165,14 +165,14 @@ async fn a_wake_is_published_at_once() {
     let f = Fixture::new().await;
     let consumer = f.consumer("#").await;
     let settings = f.settings();
-    let waker = settings.waker.clone();
+    let handover = settings.handover.clone();
     let relay = Relay::start(settings);
     f.append([1], "t").await;
-    waker.wake();
+    handover.wake();
     consumer.until(10, 1).await;
     for n in 2..12 {
         f.append([n], "t").await;
-        waker.wake();
+        handover.wake();
         consumer.until(5, usize::try_from(n).unwrap()).await;
     }
     relay.stop().await;

@@ -6,7 +6,7 @@ use crate::ledger::{Ledger, superuser};
 use daybook::config::RelayConfig;
 use daybook::dev::Broker;
 use daybook::relay::{Received, Relay, RelaySettings, Source, declare_queue, tail};
-use daybook::store::outbox::Waker;
+use daybook::store::handover::Handover;
 use daybook::telemetry::{Kind, Metrics};
 use secrecy::SecretString;
 use std::collections::{HashMap, HashSet};
@@ -92,7 +92,7 @@ impl Fixture {
             ledger: self.ledger.clone(),
             config: RelayConfig::default(),
             metrics: Arc::new(Metrics::new()),
-            waker: Waker::default(),
+            handover: Handover::default(),
         }
     }
 

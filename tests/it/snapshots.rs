@@ -435,28 +435,23 @@ async fn plans_of_read_and_fold_use_the_index_whatever_the_statistics_say() {
     bulk(&ledger, 100, "platform:fees").await;
     ledger.admin.batch_execute("ANALYZE").await.unwrap();
     let reader = session(&ledger, Purpose::Read).await;
-    let named = |name: &str| {
-        snapshots::STATEMENTS
+    let statements: [(&str, &[&str]); 3] = [
+        ("summed_balances", &["'world'", "'epoch'", "'epoch'", "10"]),
+        ("unfolded_pairs", &["'{1,2}'", "1000", "'epoch'"]),
+        (
+            "fold_snapshots",
+            &["'{1,2}'", "'{EUR/2,USD/2}'", "1000", "'epoch'", "2000", "0"],
+        ),
+    ];
+    for (name, values) in statements {
+        let begin = format!("-- {name}\n");
+        let found = snapshots::STATEMENTS
             .iter()
-            .find(|sql| sql.starts_with(&format!("-- {name}\n")))
-            .unwrap()
-            .replace("$1::text[]", "'{world}'")
-            .replace("$1::text", "'world'")
-            .replace("$1::bigint[]", "'{1,2}'")
-            .replace("$2::text[]", "'{EUR/2,USD/2}'")
-            .replace("$2::timestamptz", "'epoch'")
-            .replace("$2::bigint", "1000")
-            .replace("$3::timestamptz", "'epoch'")
-            .replace("$3::bigint", "1000")
-            .replace("$4::timestamptz", "'epoch'")
-            .replace("$4::bigint", "1000")
-            .replace("$5::bigint", "2000")
-            .replace("$6::bigint", "0")
-            .replace("$3", "'epoch'")
-            .replace("$5", "2000")
-    };
-    for name in ["summed_balances", "unfolded_pairs", "fold_snapshots"] {
-        let sql = named(name).replace("p.position <= 'epoch'", "p.position <= 1000");
+            .find(|sql| sql.starts_with(&begin));
+        let mut sql = (*found.unwrap()).to_owned();
+        for (index, value) in values.iter().enumerate() {
+            sql = sql.replace(&format!("${}", index + 1), value);
+        }
         let plan: Vec<String> = reader
             .query(&format!("EXPLAIN {sql}"), &[])
             .await

@@ -102,7 +102,7 @@ impl Run {
             until: from + plan.lasts,
         };
         Ok(Run {
-            recorder: Mutex::new(Recorder::new(span, plan.mix.users, plan.keep_events)?),
+            recorder: Mutex::new(Recorder::new(span, plan.mix.users)?),
             commands: Commands::new(plan.mix),
             closed,
             next: AtomicU64::new(0),
@@ -461,20 +461,6 @@ mod tests {
         assert_eq!((tally.created, tally.created_in_window), (2, 0));
         assert!(tally.latency_us.min() >= 190_000);
         assert!(tally.elapsed >= 200 * MS && tally.window <= 100 * MS);
-    }
-
-    #[tokio::test]
-    async fn ids_of_stored_events_are_kept_when_asked_for() {
-        const RECORD: &str =
-            r#"{"specversion":"1.0","id":"019ad4a1","source":"/x","data":{"id":"no"}}"#;
-        let fake = Fake::http1(|_| Reply::Answer(201, RECORD, Duration::ZERO)).await;
-        let plan = Plan {
-            keep_events: true,
-            ..closed(&fake, 3, 1)
-        };
-        let events = drive(plan).await.unwrap().events;
-        assert_eq!(events.len(), 3);
-        assert!(events.iter().all(|event| event.id == "019ad4a1"));
     }
 
     fn http2(fake: &Fake, count_max: u64) -> Plan {

@@ -25,7 +25,7 @@ pub use drive::drive;
 pub use event::VERSIONS;
 pub use mix::{Kind, Mix, Spread};
 pub use reads::{Measured, Pace, Reader, Reads, read};
-pub use tally::{Moved, Second, Stored, Tally};
+pub use tally::{Moved, Second, Tally};
 pub use target::{Target, loopback};
 
 use anyhow::{Result, ensure};
@@ -71,8 +71,6 @@ pub struct Plan {
     pub queue_max: usize,
     /// What is sent.
     pub mix: Mix,
-    /// Whether the ids of stored events are kept.
-    pub keep_events: bool,
     /// Whether a terminal shows how it goes.
     pub progress: bool,
 }
@@ -90,7 +88,6 @@ impl Plan {
             count_max: COUNT_MAX,
             queue_max: 0,
             mix,
-            keep_events: false,
             progress: true,
         }
     }

@@ -73,7 +73,7 @@ mod tests {
             from: begin + Duration::from_secs(1),
             until: begin + Duration::from_secs(9),
         };
-        let mut recorder = Recorder::new(span, 3, false).unwrap();
+        let mut recorder = Recorder::new(span, 3).unwrap();
         recorder.sent(begin);
         recorder.dropped(4, begin);
         let left = Duration::from_millis(7_900);

@@ -1,6 +1,6 @@
 //! What came of a run: counts, latencies and the money that moved.
 //!
-//! Never leaves out what did not go well, draws no conclusion, and reads no clock but the wall's at the beginning and the end.
+//! Never leaves out what did not go well, draws no conclusion, and reads no clock.
 
 use super::answer::{Answer, Failure};
 use super::command::{Expect, Shot};
@@ -8,7 +8,7 @@ use super::event::Party;
 use anyhow::Result;
 use hdrhistogram::Histogram;
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Slowest latency that is told apart, in microseconds.
@@ -58,16 +58,10 @@ pub struct Tally {
     pub window: Duration,
     /// From the first request to the last answer.
     pub elapsed: Duration,
-    /// When it began.
-    pub started: SystemTime,
-    /// When it ended.
-    pub ended: SystemTime,
     /// One after the other, warm-up included.
     pub seconds: Vec<Second>,
     /// What the answers 201 moved.
     pub moved: Moved,
-    /// The events of the answers 201, if the plan says to keep them.
-    pub events: Vec<Stored>,
 }
 
 impl Tally {
@@ -137,15 +131,6 @@ pub struct Moved {
     pub fees: i128,
 }
 
-/// An event that was answered with 201.
-#[derive(Clone, Debug)]
-pub struct Stored {
-    /// Its id.
-    pub id: String,
-    /// When the answer was there.
-    pub answered: Instant,
-}
-
 /// The times of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
@@ -173,7 +158,6 @@ pub struct Times {
 pub struct Recorder {
     tally: Tally,
     span: Span,
-    keep_events: bool,
     last_answer: Option<Instant>,
     second: Second,
     second_us: Histogram<u64>,
@@ -184,9 +168,8 @@ impl Recorder {
     ///
     /// # Errors
     /// When there is no memory for the histograms.
-    pub fn new(span: Span, users: u32, keep_events: bool) -> Result<Self> {
+    pub fn new(span: Span, users: u32) -> Result<Self> {
         let histogram = |digits| Histogram::new_with_bounds(1, LATENCY_MAX_US, digits);
-        let now = SystemTime::now();
         Ok(Recorder {
             tally: Tally {
                 latency_us: histogram(3)?,
@@ -208,16 +191,12 @@ impl Recorder {
                 created_in_window: 0,
                 window: Duration::ZERO,
                 elapsed: Duration::ZERO,
-                started: now,
-                ended: now,
                 seconds: Vec::new(),
                 moved: Moved::of(users),
-                events: Vec::new(),
             },
             second: Second::at(second_of(&span, span.begin)),
             second_us: histogram(2)?,
             span,
-            keep_events,
             last_answer: None,
         })
     }
@@ -252,7 +231,7 @@ impl Recorder {
             *self.tally.by_code.entry(code).or_default() += 1;
         }
         match verdict {
-            Verdict::Created => self.created(shot, times, answer),
+            Verdict::Created => self.created(shot, times),
             Verdict::Replayed => self.tally.replayed += 1,
             Verdict::Refused => self.tally.refused += 1,
             Verdict::Unavailable => self.tally.unavailable += 1,
@@ -284,18 +263,12 @@ impl Recorder {
         self.tally.lost.get_or_insert_with(|| format!("{why:#}"));
     }
 
-    fn created(&mut self, shot: &Shot, times: &Times, answer: &Answer<'_>) {
+    fn created(&mut self, shot: &Shot, times: &Times) {
         self.tally.created += 1;
         if (self.span.from..=self.span.until).contains(&times.ended) {
             self.tally.created_in_window += 1;
         }
         self.tally.moved.add(&shot.moves);
-        if self.keep_events {
-            self.tally.events.push(Stored {
-                id: event_id(answer.body),
-                answered: times.ended,
-            });
-        }
     }
 
     fn right(&mut self, times: &Times) {
@@ -341,7 +314,6 @@ impl Recorder {
         self.tally.window = end
             .min(self.span.until)
             .saturating_duration_since(self.span.from);
-        self.tally.ended = SystemTime::now();
         self.tally
     }
 }
@@ -433,22 +405,6 @@ fn problem_code(body: &[u8]) -> String {
     serde_json::from_slice::<serde_json::Value>(body)
         .ok()
         .and_then(|problem| problem.get("code")?.as_str().map(str::to_owned))
-        .unwrap_or_default()
-}
-
-/// A record's id, which is its first member of that name. Empty when there is none.
-fn event_id(record: &[u8]) -> String {
-    const BEFORE: &[u8] = b"\"id\":\"";
-    record
-        .windows(BEFORE.len())
-        .position(|window| window == BEFORE)
-        .and_then(|at| {
-            record
-                .get(at + BEFORE.len()..)?
-                .split(|byte| *byte == b'"')
-                .next()
-        })
-        .map(|id| String::from_utf8_lossy(id).into_owned())
         .unwrap_or_default()
 }
 

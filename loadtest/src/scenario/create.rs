@@ -4,7 +4,7 @@
 
 use super::Bench;
 use crate::gate::Gate;
-use crate::load::{self, Arrivals, Kind, Mix, Plan, Protocol, Tally, Target};
+use crate::load::{self, Kind, Mix, Plan, Tally, Target};
 use crate::report::{Findings, grouped, percentiles};
 use crate::server::Setup;
 use anyhow::{Context, Result, ensure};
@@ -90,17 +90,9 @@ async fn repeat(bench: &Bench) -> Result<Repetition> {
                 mix.amounts = FUNDS..=FUNDS;
             }
             Plan {
-                target: target.clone(),
-                protocol: Protocol::Http1,
-                arrivals: Arrivals::Closed,
-                in_flight: 1,
-                warm_up: Duration::ZERO,
-                lasts: LIMIT,
                 count_max,
-                queue_max: 1,
-                mix,
-                keep_events: false,
                 progress: false,
+                ..Plan::closed(target.clone(), 1, LIMIT, mix)
             }
         };
         let deposits = load::drive(plan(Kind::DepositEach, u64::from(USERS))).await?;

@@ -6,6 +6,7 @@ mod balance;
 mod create;
 mod half;
 mod hot;
+mod http2;
 mod one_subject;
 mod overload;
 mod pod;
@@ -46,51 +47,58 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "saturation",
         about: "Transfers between random users, as many as the service takes with 1 to 1,024 requests in flight: with the relay paused, and with relay, broker and a consumer",
-        standard_s: Some(130),
+        standard_s: Some(110),
         full_s: 300,
         run: |bench| Box::pin(saturation::run(bench)),
     },
     Scenario {
         name: "half",
         about: "Random arrivals at half of saturation, with relay, broker and a consumer: how long answers and messages take",
-        standard_s: Some(45),
+        standard_s: Some(40),
         full_s: 150,
         run: |bench| Box::pin(half::run(bench)),
     },
     Scenario {
         name: "pod-400m",
         about: "The whole service in 0.4 cores and 64 MiB: 17 events a second for ten minutes, then as much as it takes",
-        standard_s: Some(130),
+        standard_s: Some(125),
         full_s: 900,
         run: |bench| Box::pin(pod::run(bench)),
     },
     Scenario {
         name: "create-25",
         about: "25 new users with a first deposit each and 25 transfers, one request after the other, from an empty ledger",
-        standard_s: Some(20),
+        standard_s: Some(15),
         full_s: 60,
         run: |bench| Box::pin(create::run(bench)),
     },
     Scenario {
         name: "hot-account",
         about: "64 writers on one account: a guarded one, debited and credited, and one that is neither locked nor checked",
-        standard_s: Some(40),
+        standard_s: Some(35),
         full_s: 120,
         run: |bench| Box::pin(hot::run(bench)),
     },
     Scenario {
         name: "relay",
         about: "From the commit to a consumer: lag at 100 and 1,000 events a second and at saturation, a backlog of 100,000, and a snapshot that is held open",
-        standard_s: Some(210),
+        standard_s: Some(190),
         full_s: 1_100,
         run: |bench| Box::pin(relay::run(bench)),
     },
     Scenario {
         name: "overload",
         about: "Three times as many arrivals as the service takes: what is refused, and how long what is accepted takes",
-        standard_s: Some(50),
+        standard_s: Some(60),
         full_s: 200,
         run: |bench| Box::pin(overload::run(bench)),
+    },
+    Scenario {
+        name: "http2",
+        about: "The same load over HTTP/1.1 connections and over streams of a few HTTP/2 connections",
+        standard_s: None,
+        full_s: 100,
+        run: |bench| Box::pin(http2::run(bench)),
     },
     Scenario {
         name: "size",

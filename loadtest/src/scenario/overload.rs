@@ -3,22 +3,26 @@
 //! Arrivals keep to their schedule; those that find every connection of the generator busy are dropped and counted, never sent.
 
 use super::Bench;
+use super::half::over_time;
 use super::stand::Stand;
-use crate::load::{Arrivals, Kind, Plan, Tally};
-use crate::report::{Cell, Findings, mebibytes, percentiles};
+use crate::load::{Arrivals, Kind, Plan, Second, Step, Tally};
+use crate::report::{Cell, Findings, mebibytes, millis};
 use crate::server::{Memory, Setup};
 use anyhow::{Result, ensure};
+use std::time::Duration;
 
 const TIMES: f64 = 3.0;
 /// Clients that wait for an answer at the same time.
 const IN_FLIGHT: u32 = 2_048;
 /// Arrivals that may wait for one of them.
 const QUEUE_MAX: usize = 2_048;
+/// Half of saturation, before and after.
+const CALM: Duration = Duration::from_secs(5);
 
-/// How the service is set, and what its lanes queue then.
-const CASES: [(&str, Option<&str>); 2] = [
-    ("default queues (4 lanes of 4,096)", None),
-    ("short queues (4 lanes of 128)", Some("128")),
+/// How the service is set, the name of its plot, and what its lanes queue then.
+const CASES: [(&str, &str, Option<&str>); 2] = [
+    ("default queues (4 lanes of 4,096)", "default-queues", None),
+    ("short queues (4 lanes of 128)", "short-queues", Some("128")),
 ];
 
 struct Overloaded {
@@ -32,49 +36,52 @@ struct Overloaded {
 /// When a run fails its gate.
 pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let saturated = bench.saturated().await?;
-    let per_second = TIMES * saturated.rate;
+    let lasts = bench.seconds(10, 60);
     let mut measured = Vec::new();
-    for (name, lane_queue) in CASES {
-        measured.push((name, overloaded(bench, per_second, lane_queue).await?));
+    for (name, file, lane_queue) in CASES {
+        let overloaded = overloaded(bench, saturated.rate, lasts, lane_queue).await?;
+        measured.push((name, file, overloaded));
     }
     let mut findings = Findings::default();
     findings.text(format!(
-        "Poisson arrivals at {per_second:.0} a second, three times what everything together takes, from 2,048 connections that each wait for \
-         their answer. Latency is that of accepted events, from the send."
+        "Arrivals at half of saturation for {} s, then at {:.0} a second for {} s, three times what everything together takes, then at half \
+         again; from 2,048 connections that each wait for their answer. Latency is that of accepted events from the intended start: the \
+         median of the p50 and p99 of the seconds of overload, and of the last three of the calm after it.",
+        CALM.as_secs(),
+        TIMES * saturated.rate,
+        lasts.as_secs()
     ));
-    let lines = measured.iter().map(|(name, overloaded)| {
-        let [p50, _, p99, _, max] = percentiles(&overloaded.tally.service_us);
-        let tally = &overloaded.tally;
-        [
-            (*name).into(),
-            Cell::Rate(tally.rate()),
-            p50,
-            p99,
-            max,
-            refusals(tally).into(),
-            tally.dropped.into(),
-            mebibytes(overloaded.memory.most),
-        ]
-    });
     findings.table(
         [
             "",
             "accepted/s",
             "p50 ms",
             "p99 ms",
-            "max ms",
+            "p99 ms afterwards",
             "refused by status and code",
             "never sent",
             "memory of the service at most, MiB",
         ],
-        lines.collect(),
+        measured
+            .iter()
+            .map(|(name, _, overloaded)| line(name, overloaded, lasts))
+            .collect(),
     );
+    for (name, file, overloaded) in &measured {
+        let mut plot = over_time(
+            &overloaded.tally,
+            &format!("Latency of accepted events, {name}"),
+        );
+        plot.file = (*file).to_owned();
+        findings.plot(plot);
+    }
     Ok(findings)
 }
 
 async fn overloaded(
     bench: &Bench,
-    per_second: f64,
+    saturation: f64,
+    lasts: Duration,
     lane_queue: Option<&'static str>,
 ) -> Result<Overloaded> {
     let mut setup = Setup::roles("api,relay,keeper");
@@ -83,13 +90,18 @@ async fn overloaded(
             .variables
             .push(("DAYBOOK_LANE_QUEUE", items.to_owned()));
     }
+    let step = |times: f64, lasts| Step {
+        per_second: times * saturation,
+        lasts,
+    };
+    let steps = vec![step(0.5, CALM), step(TIMES, lasts), step(0.5, CALM)];
     let work = bench.lab.with_ledger("overload", async |ledger| {
         let mut stand = Stand::raise(bench, ledger, &setup).await?;
         let plan = Plan {
-            arrivals: Arrivals::Poisson { per_second },
+            arrivals: Arrivals::Stepped(steps),
             in_flight: IN_FLIGHT,
             queue_max: QUEUE_MAX,
-            lasts: bench.seconds(10, 60),
+            lasts: CALM + lasts + CALM,
             ..stand.plan(Kind::Transfer)?
         };
         let tally = stand.drive(plan).await?;
@@ -103,6 +115,41 @@ async fn overloaded(
         Ok(Overloaded { tally, memory })
     });
     work.await
+}
+
+fn line(name: &str, overloaded: &Overloaded, lasts: Duration) -> [Cell; 8] {
+    let tally = &overloaded.tally;
+    let from = i64::try_from(CALM.as_secs()).unwrap_or(i64::MAX);
+    let until = from.saturating_add(i64::try_from(lasts.as_secs()).unwrap_or(i64::MAX));
+    let seconds = |from: i64, until: i64| -> Vec<&Second> {
+        let within = |second: &&Second| (from..until).contains(&second.at_s);
+        tally.seconds.iter().filter(within).collect()
+    };
+    // The first second of overload has not filled the queues yet.
+    let during = seconds(from + 1, until);
+    let done: u64 = during.iter().map(|second| second.done).sum();
+    let afterwards = seconds(until + 2, i64::MAX);
+    [
+        name.into(),
+        Cell::Rate(done as f64 / during.len().max(1) as f64),
+        median_ms(&during, |second| second.p50_us),
+        median_ms(&during, |second| second.p99_us),
+        median_ms(&afterwards, |second| second.p99_us),
+        refusals(tally).into(),
+        tally.dropped.into(),
+        mebibytes(overloaded.memory.most),
+    ]
+}
+
+fn median_ms(seconds: &[&Second], of: fn(&Second) -> u64) -> Cell {
+    let mut us: Vec<u64> = seconds
+        .iter()
+        .filter(|second| second.done > 0)
+        .map(|second| of(second))
+        .collect();
+    us.sort_unstable();
+    us.get(us.len() / 2)
+        .map_or_else(|| "-".into(), |us| millis(*us as f64 / 1_000.0))
 }
 
 /// What was refused: codes where the answer had one, and outcomes that nobody knows.

@@ -30,7 +30,7 @@ const HEAD: [&str; 8] = [
 /// # Errors
 /// When a run fails its gate.
 pub async fn run(bench: &mut Bench) -> Result<Findings> {
-    let lasts = bench.seconds(3, 10);
+    let lasts = bench.seconds(2, 10);
     let paused = paused(bench, lasts).await?;
     let delivered = delivered(bench, &IN_FLIGHT, lasts).await?;
     bench.saturated = Some(best(&delivered)?);

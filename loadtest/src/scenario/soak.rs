@@ -4,15 +4,15 @@
 
 use super::Bench;
 use super::stand::Stand;
-use crate::database::Database;
 use crate::gate::outbox;
-use crate::load::{Arrivals, Kind, Plan, Tally};
+use crate::load::{Arrivals, Plan, Tally};
 use crate::report::{Axis, Findings, Plot, Scale, Series, grouped, mebibytes, millis, percentiles};
 use crate::server::{Memory, Setup};
 use anyhow::{Result, ensure};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, interval};
+use tokio_postgres::Client;
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(5);
 const MINUTE_S: i64 = 60;
@@ -39,12 +39,12 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
             arrivals: Arrivals::Poisson { per_second },
             in_flight: 512,
             lasts,
-            ..stand.plan(Kind::Transfer)?
+            ..stand.mixed()?
         };
         let (done, stop) = oneshot::channel();
         // A task of its own: the arrivals must not wait for a look at the outbox.
-        let database = stand.ledger.database.clone();
-        let sampler = tokio::spawn(sample(database, stand.server.pid(), stop));
+        let client = stand.ledger.database.connect().await?;
+        let sampler = tokio::spawn(sample(client, stand.server.pid(), stop));
         let tally = stand.drive(plan).await?;
         drop(done);
         let samples = sampler.await??;
@@ -62,11 +62,7 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
 }
 
 /// Looks at the service every few seconds until the other end of the channel is dropped.
-async fn sample(
-    database: Database,
-    pid: u32,
-    mut stop: oneshot::Receiver<()>,
-) -> Result<Vec<Sample>> {
+async fn sample(client: Client, pid: u32, mut stop: oneshot::Receiver<()>) -> Result<Vec<Sample>> {
     let began = Instant::now();
     let mut ticks = interval(SAMPLE_EVERY);
     let mut samples = Vec::new();
@@ -76,7 +72,7 @@ async fn sample(
             _ = ticks.tick() => samples.push(Sample {
                 at_s: began.elapsed().as_secs_f64(),
                 memory_bytes: Memory::of(pid)?.now,
-                outbox: outbox(&database).await?,
+                outbox: outbox(&client).await?,
             }),
         }
     }
@@ -85,7 +81,7 @@ async fn sample(
 fn findings(per_second: f64, lasts: Duration, tally: &Tally, samples: &[Sample]) -> Findings {
     let mut findings = Findings::default();
     findings.text(format!(
-        "Poisson arrivals at {per_second:.0} a second for {} minutes; {} events.",
+        "Poisson arrivals at {per_second:.0} a second for {} minutes, transfers of every version, 2 % sent again, 2 % refused; {} events.",
         lasts.as_secs() / 60,
         grouped(tally.created)
     ));

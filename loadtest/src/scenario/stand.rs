@@ -7,7 +7,9 @@ use crate::cgroup::Usage;
 use crate::consumer::Consumer;
 use crate::gate::Gate;
 use crate::lab::Ledger;
-use crate::load::{self, Arrivals, Kind, Mix, Pace, Plan, Protocol, Reads, Tally, Target};
+use crate::load::{
+    self, Arrivals, Kind, Mix, Pace, Plan, Protocol, Reads, Spread, Tally, Target, VERSIONS,
+};
 use crate::server::{Server, Setup};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
@@ -20,12 +22,12 @@ const FUNDS: u64 = 1_000_000_000;
 const FUNDING_LIMIT: Duration = Duration::from_secs(600);
 /// Requests in flight meanwhile.
 const FUNDING_IN_FLIGHT: u32 = 64;
-/// More than any run sends.
-const COUNT_MAX: u64 = 20_000_000;
 /// Arrivals that may wait for a free connection.
 const QUEUE_MAX: usize = 100_000;
 /// Driven before each measured time.
 const WARM_UP: Duration = Duration::from_secs(1);
+/// How long a run takes that does not say otherwise.
+const LASTS: Duration = Duration::from_secs(5);
 
 /// Everything that is needed to drive load and to prove it.
 #[derive(Debug)]
@@ -149,19 +151,28 @@ impl<'a> Stand<'a> {
     /// # Errors
     /// When the server has no API.
     pub fn plan(&self, kind: Kind) -> Result<Plan> {
+        let target = Target::new(&self.server.url()?)?;
+        let mix = Mix::new(kind, self.users, self.tokens.clone());
         Ok(Plan {
-            target: Target::new(&self.server.url()?)?,
-            protocol: Protocol::Http1,
-            arrivals: Arrivals::Closed,
-            in_flight: FUNDING_IN_FLIGHT,
             warm_up: WARM_UP,
-            lasts: Duration::from_secs(5),
-            count_max: COUNT_MAX,
             queue_max: QUEUE_MAX,
-            mix: Mix::new(kind, self.users, self.tokens.clone()),
-            keep_events: false,
-            progress: true,
+            ..Plan::closed(target, FUNDING_IN_FLIGHT, LASTS, mix)
         })
+    }
+
+    /// Transfers as they come in life: some users are busier than others, clients are of every version, some send again what they
+    /// have sent, and some are refused.
+    ///
+    /// # Errors
+    /// When the server has no API.
+    pub fn mixed(&self) -> Result<Plan> {
+        let mut plan = self.plan(Kind::Transfer)?;
+        plan.mix.spread = Spread::Zipf { exponent: 0.8 };
+        plan.mix.versions = [1; VERSIONS];
+        plan.mix.lines = true;
+        plan.mix.duplicates = 0.02;
+        plan.mix.refusals = 0.02;
+        Ok(plan)
     }
 
     /// Drives a plan to its end.
@@ -226,20 +237,13 @@ impl<'a> Stand<'a> {
 
 /// Money for every user.
 fn funding(server: &Server, tokens: Vec<String>, users: u32) -> Result<Plan> {
+    let target = Target::new(&server.url()?)?;
     let mut mix = Mix::new(Kind::DepositEach, users, tokens);
     mix.amounts = FUNDS..=FUNDS;
     Ok(Plan {
-        target: Target::new(&server.url()?)?,
-        protocol: Protocol::Http1,
-        arrivals: Arrivals::Closed,
-        in_flight: FUNDING_IN_FLIGHT.min(users),
-        warm_up: Duration::ZERO,
-        lasts: FUNDING_LIMIT,
         count_max: u64::from(users),
-        queue_max: QUEUE_MAX,
-        mix,
-        keep_events: false,
         progress: false,
+        ..Plan::closed(target, FUNDING_IN_FLIGHT, FUNDING_LIMIT, mix)
     })
 }
 

@@ -3,8 +3,10 @@
 //! A statement that reads what a lock protects is a later statement than the lock: a lock wait does not refresh the
 //! snapshot of its own statement. Statements of a phase are pipelined, each bound when it runs, and polled in order.
 
+mod numbers;
 mod write;
 
+pub use numbers::Numbers;
 pub use write::{NewEvent, write};
 
 use super::numeric::Numeric;
@@ -12,23 +14,30 @@ use crate::domain::decide::DedupeKey;
 use crate::domain::{
     Address, Amount, Asset, Draft, Guard, IdempotencyKey, State, Stored, Subject, UserState,
 };
-use futures_util::future::{join, join4, join5};
+use futures_util::future::{join, join4};
 use jiff::Timestamp;
-use std::collections::{BTreeSet, HashMap};
+use numbers::Found;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use tokio_postgres::{Client, Error, Row, Statement};
 
+/// The numbers of names. They never change, so they are read before the locks.
+const FIND_USERS: &str = "-- find_users
+SELECT user_no, subject FROM users WHERE subject = ANY($1::text[])";
+
+const FIND_ACCOUNTS: &str = "-- find_accounts
+SELECT account_no, address FROM accounts WHERE address = ANY($1::text[])";
+
 /// Lock the users that the batch needs, in the order of their numbers.
 const LOCK_USERS: &str = "-- lock_users
-SELECT user_no, subject, status, sequence, head_hash, last_at
-FROM users WHERE subject = ANY($1::text[]) ORDER BY user_no FOR NO KEY UPDATE";
+SELECT user_no, status, sequence, head_hash, last_at
+FROM users WHERE user_no = ANY($1::bigint[]) ORDER BY user_no FOR NO KEY UPDATE";
 
 /// Lock the guarded balances that it touches, likewise. The ORDER BY stands in the locking statement itself.
 const LOCK_BALANCES: &str = "-- lock_balances
-SELECT a.address, b.asset, b.amount
-FROM unnest($1::text[], $2::text[]) AS t(address, asset)
-JOIN accounts a ON a.address = t.address
-JOIN balances b ON b.account_no = a.account_no AND b.asset = t.asset
+SELECT t.n, b.amount
+FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS t(account_no, asset, n)
+JOIN balances b ON b.account_no = t.account_no AND b.asset = t.asset
 ORDER BY b.account_no, b.asset FOR NO KEY UPDATE OF b";
 
 /// Lock the business keys that it takes, likewise.
@@ -38,18 +47,14 @@ FROM unnest($1::text[], $2::text[]) AS t(namespace, key)
 JOIN business_keys k ON k.namespace = t.namespace AND k.key = t.key
 ORDER BY k.namespace, k.key FOR NO KEY UPDATE OF k";
 
-const READ_ACCOUNTS: &str = "-- read_accounts
-SELECT account_no, address FROM accounts WHERE address = ANY($1::text[])";
-
 /// The upper bound of `recorded_at` spares the look into the partitions made ahead. OFFSET 0 keeps each look-up one of its own:
 /// joined freely, a plan made while the tables were small reads the whole partition once a batch (measured: 670 ms).
 const READ_DUPLICATES: &str = "-- read_duplicates
-SELECT t.subject, t.writer, t.key, e.event_id, e.fingerprint, e.record
-FROM unnest($1::text[], $2::text[], $3::text[]) AS t(subject, writer, key)
-CROSS JOIN LATERAL (SELECT user_no FROM users WHERE subject = t.subject OFFSET 0) u
+SELECT t.n, e.event_id, e.fingerprint, e.record
+FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY AS t(user_no, writer, key, n)
 CROSS JOIN LATERAL (
     SELECT event_id, fingerprint, record FROM events
-    WHERE user_no = u.user_no AND idempotency_key = t.key AND writer = t.writer AND recorded_at > $4 AND recorded_at < $5
+    WHERE user_no = t.user_no AND idempotency_key = t.key AND writer = t.writer AND recorded_at > $4 AND recorded_at < $5
     OFFSET 0) e";
 
 const READ_REVOKED: &str = "-- read_revoked
@@ -120,10 +125,11 @@ WHERE k.namespace = t.namespace AND k.key = t.key AND k.position = t.position_be
 
 /// Every statement of this file, for the test that prepares them all.
 pub const STATEMENTS: &[&str] = &[
+    FIND_USERS,
+    FIND_ACCOUNTS,
     LOCK_USERS,
     LOCK_BALANCES,
     LOCK_KEYS,
-    READ_ACCOUNTS,
     READ_DUPLICATES,
     READ_REVOKED,
     READ_CLOCK,
@@ -142,10 +148,11 @@ pub const STATEMENTS: &[&str] = &[
 
 /// The statements, prepared on one session.
 pub struct Statements {
+    find_users: Statement,
+    find_accounts: Statement,
     lock_users: Statement,
     lock_balances: Statement,
     lock_keys: Statement,
-    read_accounts: Statement,
     read_duplicates: Statement,
     read_revoked: Statement,
     read_clock: Statement,
@@ -169,10 +176,11 @@ impl Statements {
     /// What Postgres says.
     pub async fn prepare(client: &Client) -> Result<Self, Error> {
         Ok(Statements {
+            find_users: client.prepare(FIND_USERS).await?,
+            find_accounts: client.prepare(FIND_ACCOUNTS).await?,
             lock_users: client.prepare(LOCK_USERS).await?,
             lock_balances: client.prepare(LOCK_BALANCES).await?,
             lock_keys: client.prepare(LOCK_KEYS).await?,
-            read_accounts: client.prepare(READ_ACCOUNTS).await?,
             read_duplicates: client.prepare(READ_DUPLICATES).await?,
             read_revoked: client.prepare(READ_REVOKED).await?,
             read_clock: client.prepare(READ_CLOCK).await?,
@@ -205,14 +213,14 @@ pub enum BatchError {
     Corrupt(&'static str),
 }
 
-/// What a batch names: every list sorted and without repetition.
+/// What a batch names, without repetition; what is locked by name is sorted.
 #[derive(Default)]
 struct Wanted<'a> {
-    users: BTreeSet<&'a str>,
-    addresses: BTreeSet<&'a str>,
-    balances: BTreeSet<(&'a str, &'a str)>,
+    users: BTreeSet<&'a Subject>,
+    accounts: BTreeSet<&'a Address>,
+    balances: HashSet<(&'a Address, &'a Asset)>,
     keys: BTreeSet<(&'a str, &'a str)>,
-    duplicates: BTreeSet<(&'a str, &'a str, &'a str)>,
+    duplicates: HashSet<(&'a Subject, &'a Subject, &'a IdempotencyKey)>,
     tokens: BTreeSet<(&'a str, &'a str, &'a str, i64)>,
 }
 
@@ -220,26 +228,20 @@ impl<'a> Wanted<'a> {
     fn by(drafts: &[&'a Draft]) -> Self {
         let mut wanted = Wanted::default();
         for draft in drafts {
-            wanted
-                .users
-                .extend(draft.locked_users().map(Subject::as_str));
+            wanted.users.extend(draft.locked_users());
             for (account, asset) in draft.touched() {
-                wanted.addresses.insert(account.address.as_str());
+                wanted.accounts.insert(&account.address);
                 if let Guard::Floor(_) = account.guard {
-                    wanted
-                        .balances
-                        .insert((account.address.as_str(), asset.as_str()));
+                    wanted.balances.insert((&account.address, asset));
                 }
             }
             for unique in &draft.unique {
                 wanted.keys.insert((&unique.namespace, &unique.key));
             }
             let by = &draft.principal;
-            wanted.duplicates.insert((
-                draft.subject.as_str(),
-                by.subject.as_str(),
-                draft.key.as_str(),
-            ));
+            wanted
+                .duplicates
+                .insert((&draft.subject, &by.subject, &draft.key));
             wanted
                 .tokens
                 .insert((&by.issuer, &by.token_id, by.subject.as_str(), by.issued_at));
@@ -263,30 +265,29 @@ pub struct Locked {
     balances_before: HashMap<(Address, Asset), Amount>,
 }
 
-/// Begins the transaction, takes the locks, then reads what they protect: one round trip. `patience` shortens the wait for a
-/// lock, in milliseconds.
+/// Finds the numbers of the names, then begins the transaction, takes the locks, and reads what they protect: one round trip, two
+/// when there are names that the session has not met. `patience` shortens the wait for a lock, in milliseconds.
 ///
 /// # Errors
 /// [`BatchError`]; the transaction is then to be rolled back.
 pub async fn lock(
     client: &Client,
     statements: &Statements,
+    numbers: &mut Numbers,
     drafts: &[&Draft],
     remembered_since: Timestamp,
     patience: Option<u16>,
 ) -> Result<Locked, BatchError> {
     let wanted = Wanted::by(drafts);
+    let found = numbers.find(client, statements, &wanted).await?;
     let begin = match patience {
         Some(patience) => format!("BEGIN; SET LOCAL lock_timeout = {patience}"),
         None => "BEGIN".to_owned(),
     };
-    let users: Vec<&str> = wanted.users.into_iter().collect();
-    let addresses: Vec<&str> = wanted.addresses.into_iter().collect();
-    let (places, assets): (Vec<&str>, Vec<&str>) = wanted.balances.into_iter().unzip();
-    let (namespaces, keys): (Vec<&str>, Vec<&str>) = wanted.keys.into_iter().unzip();
-    let subjects: Vec<&str> = wanted.duplicates.iter().map(|d| d.0).collect();
-    let writers: Vec<&str> = wanted.duplicates.iter().map(|d| d.1).collect();
-    let names: Vec<&str> = wanted.duplicates.iter().map(|d| d.2).collect();
+    let users: Vec<i64> = found.users.values().copied().collect();
+    let places = Places::of(&wanted, &found);
+    let (namespaces, keys): (Vec<&str>, Vec<&str>) = wanted.keys.iter().copied().unzip();
+    let asked = Asked::of(&wanted, &found);
     let issuers: Vec<&str> = wanted.tokens.iter().map(|t| t.0).collect();
     let tokens: Vec<&str> = wanted.tokens.iter().map(|t| t.1).collect();
     let holders: Vec<&str> = wanted.tokens.iter().map(|t| t.2).collect();
@@ -303,18 +304,26 @@ pub async fn lock(
                 .await
         }
     };
-    let ((begun, users, balances, keys, accounts), (duplicates, revoked, clock, positions)) = join(
-        join5(
+    let ((begun, users, balances, keys), (duplicates, revoked, clock, positions)) = join(
+        join4(
             client.batch_execute(&begin),
             client.query(&statements.lock_users, &[&users]),
-            client.query(&statements.lock_balances, &[&places, &assets]),
+            client.query(
+                &statements.lock_balances,
+                &[&places.accounts, &places.assets],
+            ),
             keys_or_none,
-            client.query(&statements.read_accounts, &[&addresses]),
         ),
         join4(
             client.query(
                 &statements.read_duplicates,
-                &[&subjects, &writers, &names, &remembered_since, &until],
+                &[
+                    &asked.users,
+                    &asked.writers,
+                    &asked.keys,
+                    &remembered_since,
+                    &until,
+                ],
             ),
             client.query(
                 &statements.read_revoked,
@@ -326,8 +335,9 @@ pub async fn lock(
     )
     .await;
     begun?;
-    let mut locked = Locked::new(users?, balances?, keys?, accounts?)?;
-    locked.read(duplicates?, revoked?)?;
+    let mut locked = Locked::new(found, users?, keys?)?;
+    locked.read_balances(&places, balances?)?;
+    locked.read(&asked, duplicates?, revoked?)?;
     locked.now = clock?.try_get(0)?;
     locked.positions = positions?
         .iter()
@@ -336,75 +346,137 @@ pub async fn lock(
     Ok(locked)
 }
 
+/// The guarded balances of accounts that exist, column by column.
+#[derive(Default)]
+struct Places<'a> {
+    names: Vec<(&'a Address, &'a Asset)>,
+    accounts: Vec<i64>,
+    assets: Vec<&'a str>,
+}
+
+impl<'a> Places<'a> {
+    fn of(wanted: &Wanted<'a>, found: &Found) -> Self {
+        let mut places = Places::default();
+        for (address, asset) in &wanted.balances {
+            if let Some(account) = found.accounts.get(*address) {
+                places.names.push((address, asset));
+                places.accounts.push(*account);
+                places.assets.push(asset.as_str());
+            }
+        }
+        places
+    }
+}
+
+/// The duplicates that are looked for, of users that exist, column by column.
+#[derive(Default)]
+struct Asked<'a> {
+    names: Vec<(&'a Subject, &'a Subject, &'a IdempotencyKey)>,
+    users: Vec<i64>,
+    writers: Vec<&'a str>,
+    keys: Vec<&'a str>,
+}
+
+impl<'a> Asked<'a> {
+    fn of(wanted: &Wanted<'a>, found: &Found) -> Self {
+        let mut asked = Asked::default();
+        for (subject, writer, key) in &wanted.duplicates {
+            if let Some(user) = found.users.get(*subject) {
+                asked.names.push((subject, writer, key));
+                asked.users.push(*user);
+                asked.writers.push(writer.as_str());
+                asked.keys.push(key.as_str());
+            }
+        }
+        asked
+    }
+}
+
+/// What the row's first column, an ordinality, counts in.
+fn counted_in<T: Copy>(names: &[T], row: &Row) -> Result<T, BatchError> {
+    let nth: i64 = row.try_get(0)?;
+    usize::try_from(nth)
+        .ok()
+        .and_then(|nth| names.get(nth.checked_sub(1)?).copied())
+        .ok_or(BatchError::Corrupt("ordinality"))
+}
+
 fn second(at: i64) -> Timestamp {
     // Verified tokens carry times within the range of a Timestamp; the end of time counts as revoked by any revocation.
     Timestamp::from_second(at).unwrap_or(Timestamp::MIN)
 }
 
 impl Locked {
-    fn new(
-        users: Vec<Row>,
-        balances: Vec<Row>,
-        keys: Vec<Row>,
-        accounts: Vec<Row>,
-    ) -> Result<Self, BatchError> {
-        let mut locked = Locked {
-            state: State::default(),
-            now: Timestamp::UNIX_EPOCH,
-            positions: Vec::new(),
-            user_nos: HashMap::with_capacity(users.len()),
-            account_nos: HashMap::with_capacity(accounts.len()),
-            key_positions: HashMap::new(),
-            users_before: HashMap::new(),
-            balances_before: HashMap::new(),
-        };
+    fn new(found: Found, users: Vec<Row>, keys: Vec<Row>) -> Result<Self, BatchError> {
+        let names: HashMap<i64, &Subject> = found.users.iter().map(|(s, n)| (*n, s)).collect();
+        if users.len() != names.len() {
+            return Err(BatchError::Corrupt("a user that is gone"));
+        }
+        let mut state = State::default();
+        state.users.reserve(users.len());
         for row in users {
-            let subject = subject(&row, 1)?;
-            let status: &str = row.try_get(2)?;
-            let sequence: i64 = row.try_get(3)?;
-            locked.user_nos.insert(subject.clone(), row.try_get(0)?);
+            let status: &str = row.try_get(1)?;
+            let sequence: i64 = row.try_get(2)?;
             let user = UserState {
                 frozen: status != "active",
                 sequence: u64::try_from(sequence).map_err(|_| BatchError::Corrupt("sequence"))?,
-                head: hash(&row, 4)?,
-                last_at: row.try_get(5)?,
+                head: hash(&row, 3)?,
+                last_at: row.try_get(4)?,
             };
-            locked.state.users.insert(subject, user);
+            let subject = names
+                .get(&row.try_get(0)?)
+                .ok_or(BatchError::Corrupt("user"))?;
+            state.users.insert((*subject).clone(), user);
         }
-        for row in balances {
-            let place = (address(&row, 0)?, Asset::from_canonical(row.try_get(1)?));
-            locked
-                .state
-                .balances
-                .insert(place, row.try_get::<_, Numeric>(2)?.0);
-        }
+        state.accounts.extend(found.accounts.keys().cloned());
+        let mut key_positions = HashMap::new();
         for row in keys {
             let name: (String, String) = (row.try_get(0)?, row.try_get(1)?);
-            locked.key_positions.insert(name.clone(), row.try_get(2)?);
-            locked.state.unique.insert(name, row.try_get(3)?);
+            key_positions.insert(name.clone(), row.try_get(2)?);
+            state.unique.insert(name, row.try_get(3)?);
         }
-        for row in accounts {
-            let address = address(&row, 1)?;
-            locked.account_nos.insert(address.clone(), row.try_get(0)?);
-            locked.state.accounts.insert(address);
-        }
-        locked.users_before.clone_from(&locked.state.users);
-        locked.balances_before.clone_from(&locked.state.balances);
-        Ok(locked)
+        Ok(Locked {
+            users_before: state.users.clone(),
+            state,
+            now: Timestamp::UNIX_EPOCH,
+            positions: Vec::new(),
+            user_nos: found.users,
+            account_nos: found.accounts,
+            key_positions,
+            balances_before: HashMap::new(),
+        })
     }
 
-    fn read(&mut self, duplicates: Vec<Row>, revoked: Vec<Row>) -> Result<(), BatchError> {
+    fn read_balances(&mut self, places: &Places<'_>, rows: Vec<Row>) -> Result<(), BatchError> {
+        self.state.balances.reserve(rows.len());
+        for row in rows {
+            let (address, asset) = counted_in(&places.names, &row)?;
+            let amount = row.try_get::<_, Numeric>(1)?.0;
+            self.state
+                .balances
+                .insert((address.clone(), asset.clone()), amount);
+        }
+        self.balances_before.clone_from(&self.state.balances);
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        asked: &Asked<'_>,
+        duplicates: Vec<Row>,
+        revoked: Vec<Row>,
+    ) -> Result<(), BatchError> {
         for row in duplicates {
+            let (subject, writer, key) = counted_in(&asked.names, &row)?;
             let key = DedupeKey {
-                subject: subject(&row, 0)?,
-                writer: subject(&row, 1)?,
-                key: IdempotencyKey::exact(row.try_get(2)?)
-                    .ok_or(BatchError::Corrupt("idempotency key"))?,
+                subject: subject.clone(),
+                writer: writer.clone(),
+                key: key.clone(),
             };
             let stored = Stored {
-                event_id: row.try_get(3)?,
-                fingerprint: hash(&row, 4)?,
-                record: Arc::from(row.try_get::<_, &str>(5)?),
+                event_id: row.try_get(1)?,
+                fingerprint: hash(&row, 2)?,
+                record: Arc::from(row.try_get::<_, &str>(3)?),
             };
             self.state.stored.insert(key, stored);
         }

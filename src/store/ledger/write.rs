@@ -3,6 +3,7 @@
 //! Every statement's row count is checked; whoever calls this commits only when all of it succeeded.
 
 use super::super::numeric::Numeric;
+use super::super::outbox::Record;
 use super::{BatchError, Locked, Statements, address, subject};
 use crate::domain::{Accepted, Account, Address, Draft, Guard, Subject, UserState};
 use futures_util::future::{join, join3, join4};
@@ -23,7 +24,8 @@ pub struct NewEvent<'a> {
     pub record: Arc<str>,
 }
 
-/// Writes what a batch accepted. `locked.state` is the state after it.
+/// Writes what a batch accepted. `locked.state` is the state after it. Returns the records for the relay, which may have them once
+/// they are committed.
 ///
 /// # Errors
 /// [`BatchError`]; the transaction is then to be rolled back.
@@ -32,7 +34,7 @@ pub async fn write(
     statements: &Statements,
     locked: &mut Locked,
     events: &[NewEvent<'_>],
-) -> Result<(), BatchError> {
+) -> Result<Vec<Record>, BatchError> {
     open(client, statements, locked, events).await?;
     let rows = EventRows::of(locked, events)?;
     let postings = PostingRows::of(locked, events)?;
@@ -59,7 +61,8 @@ pub async fn write(
     second.0?;
     second.1?;
     second.2?;
-    second.3
+    second.3?;
+    Ok(rows.records(events))
 }
 
 /// Opens the users and accounts that are new, sorted, by plain inserts: a unique violation means that another pod was first.
@@ -217,6 +220,23 @@ impl<'a> EventRows<'a> {
         .await;
         counted(events?, self.positions.len(), "events")?;
         counted(outbox?, self.positions.len(), "outbox")
+    }
+
+    fn records(&self, events: &[NewEvent<'_>]) -> Vec<Record> {
+        let numbers = self.positions.iter().zip(&self.sequences);
+        let records = events
+            .iter()
+            .zip(numbers)
+            .map(|(event, (position, sequence))| Record {
+                position: *position,
+                event_id: event.event_id,
+                event_type: event.draft.event_type.as_str().into(),
+                sequence: *sequence,
+                record: event.record.clone(),
+                recorded_at: event.accepted.recorded_at,
+                subject: event.draft.subject.as_str().into(),
+            });
+        records.collect()
     }
 }
 
