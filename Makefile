@@ -1,5 +1,5 @@
 # Plain cargo does the work; these are the commands that people and CI type.
-.PHONY: run test check smoke
+.PHONY: run test check smoke bench-micro
 .DEFAULT_GOAL := run
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -45,3 +45,8 @@ smoke:
 	@test -f .daybook/env || { echo "start the ledger first: make run" >&2; exit 1; }
 	cargo build --release -p daybook-loadtest
 	@set -a; . .daybook/env; set +a; exec $(TARGET)/release/daybook-loadtest smoke
+
+# What each part of an event's pure path takes, in time. What it takes in instructions is held by CI (.ci/instructions).
+bench-micro:
+	@$(NEED_CARGO)
+	cargo bench -p daybook-loadtest --bench micro
