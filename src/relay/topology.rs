@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use super::broker::BrokerError;
 
-/// Largest frame, in bytes; a longer record is sent in several. The library keeps room for 64 frames at all times, so with the
-/// broker's own limit of 128 KiB a connection would hold 8 MiB.
+/// Largest frame, in bytes; a longer record is sent in several. The library has room for 64 frames: with the broker's own limit of
+/// 128 KiB that is 8 MiB, and it writes to all of it at once when no limit is stated.
 const FRAME_BYTES_MAX: u32 = 16 * 1024;
 /// Time to connect, shake hands and declare.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);

@@ -212,10 +212,10 @@ async fn records_of_many_frames_arrive_whole() {
     let lengths = [16_375, 16_376, 16_377, 32_752, 64 * 1024];
     for (user, length) in (1_i64..).zip(lengths.into_iter().cycle().take(50)) {
         let record = format!("\"{}\"", "x".repeat(length - 2));
-        let appended = f
-            .client
-            .query_one("SELECT append($1, 't', $2)", &[&user, &record]);
-        appended.await.unwrap();
+        f.client
+            .query_one("SELECT append($1, 't', $2)", &[&user, &record])
+            .await
+            .unwrap();
     }
     consumer.until(30, 50).await;
     for message in consumer.all().iter() {
