@@ -12,7 +12,6 @@ use crate::server::Setup;
 use anyhow::{Context, Result, anyhow};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use std::time::Duration;
 
 /// Events of the user before it is measured.
 const LENGTHS: [u64; 4] = [1, 10_000, 100_000, 1_000_000];
