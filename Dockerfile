@@ -16,6 +16,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /src/target/dist/daybook /usr/local/bin/daybook
+# Where the system backs everything with huge pages, half of them would stand empty (docs/adr/0013).
+ENV MIMALLOC_ALLOW_THP=0
 # A number, so that Kubernetes can see that it is not root.
 USER 65532:65532
 EXPOSE 8080 9090

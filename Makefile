@@ -1,5 +1,5 @@
 # Plain cargo does the work; these are the commands that people and CI type.
-.PHONY: run test check bench smoke profile
+.PHONY: run test check bench bench-micro smoke profile
 .DEFAULT_GOAL := run
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -60,3 +60,8 @@ profile:
 	@$(NEED_CARGO)
 	cargo build --release --workspace
 	@$(call MEASURE,--statement-statistics,profile)
+
+# What each part of an event's pure path takes, in time. What it takes in instructions is held by CI (.ci/instructions).
+bench-micro:
+	@$(NEED_CARGO)
+	cargo bench -p daybook-loadtest --bench micro

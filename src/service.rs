@@ -357,6 +357,7 @@ impl Parts {
         Limits {
             header_timeout: Duration::from_millis(self.config.header_timeout_ms),
             write_stall: http::WRITE_STALL_MAX,
+            stream_stall: http::WRITE_STALL_MAX + self.config.request_timeout(),
             connections_max: self.config.connections_max,
             drain: stop.saturating_sub(AFTER_DRAIN).max(AFTER_DRAIN / 10),
         }

@@ -179,6 +179,10 @@ impl Metrics {
     }
 }
 
+/// Log lines that wait to be written at most; more are dropped. The room for them is taken at start: the library's own limit of
+/// 128,000 would take 4 MiB.
+const LOG_LINES_MAX: usize = 4_096;
+
 /// Sends log lines to standard error through a writer that drops lines rather than block a request. The guard flushes
 /// when it is dropped.
 ///
@@ -186,7 +190,9 @@ impl Metrics {
 /// When the filter does not parse.
 pub fn log(config: &Config) -> Result<tracing_appender::non_blocking::WorkerGuard, String> {
     let filter = EnvFilter::try_new(&config.log).map_err(|error| format!("log: {error}"))?;
-    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
+    let (writer, guard) = tracing_appender::non_blocking::NonBlockingBuilder::default()
+        .buffered_lines_limit(LOG_LINES_MAX)
+        .finish(std::io::stderr());
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(writer);

@@ -7,10 +7,14 @@ mod cursor;
 mod events;
 mod ops;
 mod outbox;
+mod preface;
 mod problem;
 mod request;
 mod serve;
 mod stall;
+mod streams;
+#[cfg(test)]
+mod streams_tests;
 #[cfg(test)]
 mod tests;
 mod tokens;

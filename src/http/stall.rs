@@ -1,7 +1,8 @@
-//! A connection whose writes may not stall: a client that does not read must not keep its place for ever.
+//! A client's connection, whose writes may not stall: a client that does not read must not keep its place for ever.
 //!
 //! Never cuts a client that reads slowly: every byte that leaves starts the time anew.
 
+use bytes::Bytes;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -13,15 +14,18 @@ use tokio::time::{Sleep, sleep};
 /// A stream that fails when a write makes no progress for `patience`.
 pub(super) struct Unstalled {
     stream: TcpStream,
+    /// What has been read of it already, and is read again first.
+    seen: Bytes,
     patience: Duration,
     /// Runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl Unstalled {
-    pub(super) const fn new(stream: TcpStream, patience: Duration) -> Self {
+    pub(super) const fn new(stream: TcpStream, seen: Bytes, patience: Duration) -> Self {
         Unstalled {
             stream,
+            seen,
             patience,
             waiting: None,
         }
@@ -54,6 +58,11 @@ impl AsyncRead for Unstalled {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.seen.is_empty() {
+            let fits = self.seen.len().min(buffer.remaining());
+            buffer.put_slice(&self.seen.split_to(fits));
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }

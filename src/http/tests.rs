@@ -291,6 +291,7 @@ async fn the_server_answers_limits_heads_and_drains() {
     let limits = Limits {
         header_timeout: Duration::from_millis(200),
         write_stall: Duration::from_secs(5),
+        stream_stall: Duration::from_secs(5),
         connections_max: 10,
         drain: Duration::from_secs(5),
     };
@@ -325,6 +326,40 @@ async fn the_server_answers_limits_heads_and_drains() {
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }
 
+#[tokio::test]
+async fn a_body_of_unknown_length_over_http_2_has_the_same_limit() {
+    let edge = edge();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let limits = Limits {
+        header_timeout: Duration::from_secs(5),
+        write_stall: Duration::from_secs(5),
+        stream_stall: Duration::from_secs(5),
+        connections_max: 1,
+        drain: Duration::from_secs(1),
+    };
+    let never = std::future::pending();
+    let unseen = prometheus_client::metrics::gauge::Gauge::default();
+    tokio::spawn(serve(listener, edge.router.clone(), never, limits, unseen));
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+    // A body at the limit is read, and found to be no JSON.
+    for (length, status) in [(BODY_BYTES_MAX + 1, 413), (BODY_BYTES_MAX, 400)] {
+        let post = axum::http::Request::post("http://x/v1/events")
+            .header(AUTHORIZATION, edge.token(&[Scope::Write]))
+            .header(CONTENT_TYPE, "application/json")
+            .header("idempotency-key", "k-1")
+            .body(())
+            .unwrap();
+        let (answer, mut body) = client.send_request(post, false).unwrap();
+        body.send_data(vec![b'x'; length].into(), true).unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(20), answer);
+        assert_eq!(answer.await.unwrap().unwrap().status(), status, "{length}");
+    }
+}
+
 const BIG: usize = 32 * 1024 * 1024;
 const STALL: Duration = Duration::from_secs(1);
 
@@ -335,6 +370,7 @@ async fn narrow_server() -> std::net::SocketAddr {
     let limits = Limits {
         header_timeout: Duration::from_secs(60),
         write_stall: STALL,
+        stream_stall: STALL,
         connections_max: 1,
         drain: Duration::from_secs(1),
     };

@@ -30,6 +30,9 @@ pub enum BrokerError {
     /// The broker took too long.
     #[error("broker: {0} took too long")]
     Late(&'static str),
+    /// The URL does not parse.
+    #[error("broker: AMQP_URL is no AMQP URL")]
+    Url,
     /// A name is longer than AMQP allows.
     #[error("broker: a name is longer than 255 bytes")]
     Name,

@@ -6,12 +6,16 @@ use lapin::options::{
     ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
+use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
 use secrecy::{ExposeSecret, SecretString};
 use std::time::Duration;
 
 use super::broker::BrokerError;
 
+/// Largest frame, in bytes; a longer record is sent in several. The library has room for 64 frames: with the broker's own limit of
+/// 128 KiB that is 8 MiB, and it writes to all of it at once when no limit is stated.
+const FRAME_BYTES_MAX: u32 = 16 * 1024;
 /// Time to connect, shake hands and declare.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -24,17 +28,18 @@ pub fn exchange(ledger: &str) -> String {
 /// Opens a new connection; the host's name is looked up anew each time.
 ///
 /// # Errors
-/// When the broker cannot be reached in time.
+/// When the URL is none, or the broker cannot be reached in time.
 pub async fn connect(url: &SecretString, name: &str) -> Result<Connection, BrokerError> {
     let properties =
         ConnectionProperties::default().with_connection_name(LongString::from(name.to_owned()));
-    tokio::time::timeout(
-        CONNECT_LIMIT,
-        Connection::connect(url.expose_secret(), properties),
-    )
-    .await
-    .map_err(|_| BrokerError::Late("connect"))?
-    .map_err(BrokerError::from)
+    // What the parser says may repeat the URL, with the password in it.
+    let mut uri: AMQPUri = url.expose_secret().parse().map_err(|_| BrokerError::Url)?;
+    uri.query.frame_max.get_or_insert(FRAME_BYTES_MAX);
+    let connecting = Connection::connect_uri(uri, properties);
+    tokio::time::timeout(CONNECT_LIMIT, connecting)
+        .await
+        .map_err(|_| BrokerError::Late("connect"))?
+        .map_err(BrokerError::from)
 }
 
 /// Declares the ledger's exchange; that it exists already is no error.

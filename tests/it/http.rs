@@ -6,6 +6,7 @@ use daybook::domain::Scope;
 use daybook::http::{Needs, ROUTES, Verb};
 use daybook::service::Roles;
 use sha2::{Digest, Sha256};
+use std::collections::HashSet;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -484,6 +485,52 @@ async fn refusals_come_in_the_documented_order() {
     app.post(&alice, "k", &transfer("bob", 999))
         .await
         .refused(422, "insufficient_funds");
+    app.stop().await;
+    ledger.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_posted_at_once_on_one_connection_of_http_2() {
+    const POSTS: usize = 100;
+    let ledger = Ledger::new().await;
+    let app = App::start(&ledger).await;
+    app.fund("alice", 10_000).await;
+    let client = reqwest::Client::builder()
+        .http2_prior_knowledge()
+        .build()
+        .unwrap();
+    let post = |key: String, body: String| {
+        client
+            .post(format!("{}/v1/events", app.url))
+            .bearer_auth(user("alice"))
+            .header("Idempotency-Key", key)
+            .header("Content-Type", "application/json")
+            .body(body)
+            .send()
+    };
+    let posts = (0..POSTS).map(|n| post(format!("k-{n}"), transfer("bob", 1)));
+    let mut sequences = HashSet::new();
+    for answer in futures_util::future::join_all(posts).await {
+        let answer = answer.unwrap();
+        assert_eq!(answer.version(), reqwest::Version::HTTP_2);
+        assert_eq!(answer.status(), 201);
+        let etag = answer.headers()["etag"].to_str().unwrap().to_owned();
+        let record = answer.text().await.unwrap();
+        assert_eq!(etag, format!("\"{}\"", sha256(&record)));
+        let record: serde_json::Value = serde_json::from_str(&record).unwrap();
+        sequences.insert(record["usersequence"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(sequences.len(), POSTS);
+    let large = post("large".to_owned(), "x".repeat(64 * 1024 + 1)).await;
+    assert_eq!(large.unwrap().status(), 413);
+    let replay = post("k-0".to_owned(), transfer("bob", 1)).await.unwrap();
+    assert_eq!(replay.status(), 200);
+    // All of it was one connection, and it does not keep the service from stopping.
+    let metrics = app.ops("/metrics").await.body;
+    assert!(
+        metrics.contains("\ndaybook_http_connections 2\n"),
+        "{metrics}"
+    );
     app.stop().await;
     ledger.finish().await;
 }

@@ -3,6 +3,7 @@
 use crate::relay_fixture::{Breakable, Fixture, append, metric};
 use daybook::relay::{Relay, Source, tail};
 use daybook::store::outbox;
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_postgres::Client;
@@ -200,6 +201,41 @@ async fn r1_an_event_that_commits_late_is_not_skipped() {
     f.until(5, WAITING, 0).await;
     assert_eq!(consumer.inversions(), 0);
     relay.stop().await;
+}
+
+#[tokio::test]
+async fn records_of_many_frames_arrive_whole() {
+    let f = Fixture::new().await;
+    let consumer = f.consumer("#").await;
+    let relay = f.relay();
+    // Around one frame, and the longest record; more of them together than the connection's buffer holds.
+    let lengths = [16_375, 16_376, 16_377, 32_752, 64 * 1024];
+    for (user, length) in (1_i64..).zip(lengths.into_iter().cycle().take(50)) {
+        let record = format!("\"{}\"", "x".repeat(length - 2));
+        f.client
+            .query_one("SELECT append($1, 't', $2)", &[&user, &record])
+            .await
+            .unwrap();
+    }
+    consumer.until(30, 50).await;
+    for message in consumer.all().iter() {
+        assert!(lengths.contains(&message.body.len()));
+        let hash = hex::encode(Sha256::digest(&message.body));
+        assert_eq!(message.headers["sha256"], hash);
+    }
+    f.until(10, WAITING, 0).await;
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn a_url_that_does_not_parse_is_not_repeated() {
+    let source = Source::New {
+        ledger: "main".to_owned(),
+        pattern: "#".to_owned(),
+    };
+    let url = "amqp://guest:hunter2@host:port/%2f".to_owned().into();
+    let error = tail(&url, source, |_| {}).await.unwrap_err();
+    assert_eq!(error.to_string(), "broker: AMQP_URL is no AMQP URL");
 }
 
 #[tokio::test]

@@ -83,16 +83,6 @@ impl Commands {
         }
     }
 
-    /// Users there are.
-    pub fn users(&self) -> u32 {
-        self.mix.users
-    }
-
-    /// The tokens that commands choose from.
-    pub fn tokens(&self) -> &[String] {
-        &self.mix.tokens
-    }
-
     /// Command number `index`; the same number gives the same command.
     pub fn shot(&self, index: u64) -> Shot {
         let (role, mut random) = self.role(index);

@@ -7,9 +7,7 @@ use crate::cgroup::Usage;
 use crate::consumer::Consumer;
 use crate::gate::Gate;
 use crate::lab::Ledger;
-use crate::load::{
-    self, Arrivals, Kind, Mix, Pace, Plan, Protocol, Reads, Spread, Tally, Target, VERSIONS,
-};
+use crate::load::{self, Kind, Mix, Pace, Plan, Reads, Spread, Tally, Target, VERSIONS};
 use crate::server::{Server, Setup};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
