@@ -137,8 +137,8 @@ async fn last_page(by: &Reads, first: &str) -> Result<String> {
         return Ok(first.to_owned());
     };
     let user: serde_json::Value = serde_json::from_slice(reader.get("/v1/users/u-1").await?)?;
-    let sequence = user.get("sequence").and_then(serde_json::Value::as_str);
-    let sequence: u64 = sequence.context("the user has no sequence")?.parse()?;
+    let sequence = user.get("sequence").and_then(serde_json::Value::as_u64);
+    let sequence = sequence.context("the user has no sequence")?;
     let cursor = String::from_utf8(URL_SAFE_NO_PAD.decode(next)?)?;
     let (list, _) = cursor
         .rsplit_once(' ')
