@@ -68,10 +68,10 @@ impl Machine {
     }
 }
 
-/// The commit that this program was built from, as `git describe` says it.
+/// The commit of the tree that this program was built from, by the last released version before it.
 pub fn commit() -> String {
     let described = Command::new("git")
-        .args(["describe", "--always", "--tags", "--dirty"])
+        .args(["describe", "--always", "--tags", "--match=v*", "--dirty"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output();
     described

@@ -234,7 +234,7 @@ fn held_findings(findings: &mut Findings, held: &Held) {
             "p99 of answers at half load, ms",
             "p99 of receipts, ms",
             "writes possible/s",
-            "received, until the last/s",
+            "delivered/s",
         ],
         vec![
             line("without", half_before, before),

@@ -46,8 +46,9 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let line = |(in_flight, tally): &(u32, Tally)| table_line(*in_flight, tally, tally.rate());
     findings.table(HEAD, paused.iter().map(line).collect());
     findings.text(
-        "With relay, broker and a consumer that acknowledges each message from a quorum queue. Events a second are counted from \
-         the first request until the last message was received, so a relay that falls behind lowers them:",
+        "With relay, broker and a consumer that acknowledges each message from a quorum queue. Events a second are \
+         those accepted within the measured time, over that time and what the relay was behind at its end, so a relay that falls behind \
+         lowers them:",
     );
     let lines = delivered.iter().map(|(in_flight, delivered)| {
         let [first, rate, p50, p90, p99, p999, max, unavailable] =

@@ -36,7 +36,7 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
         [
             "in flight",
             "accepted/s",
-            "received, until the last/s",
+            "delivered/s",
             "p50 ms",
             "p90 ms",
             "p99 ms",

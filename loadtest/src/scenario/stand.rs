@@ -46,7 +46,8 @@ pub struct Stand<'a> {
 pub struct Delivered {
     /// The run.
     pub tally: Tally,
-    /// Events a second from the first request until the last one was received: what the slower of service and relay manages.
+    /// Events a second: those accepted within the measured time, over that time and what the relay was behind at its end. What the
+    /// slower of service and relay manages.
     pub rate: f64,
     /// How long the relay still had to work after the last answer.
     pub behind: Duration,
@@ -189,15 +190,15 @@ impl<'a> Stand<'a> {
     /// As [`Stand::drive`]; and when the server has no relay, or the relay does not get done.
     pub async fn deliver(&mut self, plan: Plan) -> Result<Delivered> {
         ensure!(self.consumer.is_some(), "nobody receives");
-        let began = Instant::now();
         let tally = self.drive(plan).await?;
         let answered = Instant::now();
         self.drained().await?;
-        let rate = tally.created as f64 / began.elapsed().as_secs_f64();
+        let behind = answered.elapsed();
+        let seconds = (tally.window + behind).as_secs_f64();
         Ok(Delivered {
+            rate: tally.created_in_window as f64 / seconds,
             tally,
-            rate,
-            behind: answered.elapsed(),
+            behind,
         })
     }
 
