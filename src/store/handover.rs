@@ -147,7 +147,7 @@ mod tests {
     fn bytes_and_records_have_a_limit_whether_they_are_taken_or_not() {
         let handover = Handover::default();
         handover.open();
-        let count = 3 * RECORDS_MAX as i64;
+        let count = 3 * i64::try_from(RECORDS_MAX).unwrap();
         for position in 0..count {
             handover.give(vec![record(position, 2_000)]);
             if position % 3 == 0 {

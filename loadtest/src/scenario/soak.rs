@@ -111,28 +111,7 @@ fn findings(per_second: f64, lasts: Duration, tally: &Tally, samples: &[Sample])
         ],
         lines.collect(),
     );
-    let line = |name: &str, of: fn(&Sample) -> f64| Series {
-        name: name.to_owned(),
-        points: samples
-            .iter()
-            .map(|sample| (sample.at_s, of(sample)))
-            .collect(),
-    };
-    findings.plot(Plot {
-        file: "memory".to_owned(),
-        title: "Memory of the service".to_owned(),
-        x: Axis {
-            label: "s",
-            scale: Scale::Linear,
-        },
-        y: Axis {
-            label: "MiB",
-            scale: Scale::Linear,
-        },
-        series: vec![line("resident", |sample| {
-            sample.memory_bytes as f64 / f64::from(1 << 20)
-        })],
-    });
+    findings.plot(memory(samples));
     findings.plot(Plot {
         file: "p99".to_owned(),
         title: "p99 by minute: the median of its seconds".to_owned(),
@@ -150,6 +129,29 @@ fn findings(per_second: f64, lasts: Duration, tally: &Tally, samples: &[Sample])
         }],
     });
     findings
+}
+
+fn memory(samples: &[Sample]) -> Plot {
+    let resident = |sample: &Sample| sample.memory_bytes as f64 / f64::from(1 << 20);
+    Plot {
+        file: "memory".to_owned(),
+        title: "Memory of the service".to_owned(),
+        x: Axis {
+            label: "s",
+            scale: Scale::Linear,
+        },
+        y: Axis {
+            label: "MiB",
+            scale: Scale::Linear,
+        },
+        series: vec![Series {
+            name: "resident".to_owned(),
+            points: samples
+                .iter()
+                .map(|sample| (sample.at_s, resident(sample)))
+                .collect(),
+        }],
+    }
 }
 
 /// For each minute of the measured time the median of its seconds' p99, in milliseconds.

@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn what_is_kept_has_a_limit() {
         let mut known = HashMap::new();
-        for number in 0..3 * KEPT_MAX as i64 {
+        for number in 0..3 * i64::try_from(KEPT_MAX).unwrap() {
             keep(&mut known, number, number);
             assert!(known.len() <= KEPT_MAX);
             assert_eq!(known.get(&number), Some(&number));
