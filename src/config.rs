@@ -30,9 +30,9 @@ pub struct Config {
     pub schema_dir: Option<PathBuf>,
     /// Lanes a pod commits through.
     pub lanes: usize,
-    /// Commands one lane queues at most.
+    /// Commands that wait for a lane at most.
     pub lane_queue: usize,
-    /// Bytes of drafts one lane queues at most.
+    /// Bytes of commands that are not answered yet, at most.
     pub lane_queue_bytes: usize,
     /// Commands of one transaction at most.
     pub batch_max: usize,
@@ -91,10 +91,10 @@ impl Default for RelayConfig {
     }
 }
 
-/// Half of the cores that this process may use (a container's limit counts), 1 to 4: the fewer lanes, the more commands share a
-/// transaction, and the other half is the database's.
+/// As many as the cores that this process may use (a container's limit counts), 1 to 4: while one waits for its flush another
+/// works, and the fewer they are, the more commands share a transaction.
 fn lanes_of_this_machine() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 4))
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().clamp(1, 4))
 }
 
 impl Default for Config {

@@ -3,19 +3,21 @@
 //! Every failure ends in an answer: run again, split, 503 when nothing was written, 504 when that cannot be learned. A
 //! COMMIT is never cancelled.
 
+use super::queue::{Queue, Rows};
 use super::{Outcome, Phase, Recorded, Settings, Unavailable, record};
 use crate::domain::decide::DedupeKey;
-use crate::domain::{Decision, Draft, Rejection, Stored, decide};
+use crate::domain::{Decision, Draft, Guard, Rejection, Stored, decide};
 use crate::store::fault::{Fault, commit_refused};
 use crate::store::ledger::{self, BatchError, Locked, NewEvent, Numbers, Statements};
 use crate::store::session::{self, Purpose};
 use crate::telemetry::Kind;
 use futures_util::FutureExt;
 use jiff::{SignedDuration, Timestamp};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::Client;
 
@@ -78,6 +80,17 @@ impl Job {
     }
 }
 
+/// The rows that a draft will have locked: users, and balances with a floor.
+pub(super) fn rows(draft: &Draft) -> Rows {
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    let users = draft.locked_users().map(|user| hasher.hash_one(user));
+    let balances = draft
+        .touched()
+        .filter(|(account, _)| matches!(account.guard, Guard::Floor(_)))
+        .map(|(account, asset)| hasher.hash_one((&account.address, asset)));
+    users.chain(balances).collect()
+}
+
 /// Commands that share a transaction, and what has happened to them so far.
 struct Batch {
     jobs: Vec<Job>,
@@ -136,6 +149,8 @@ struct Session {
 
 /// One lane.
 pub(super) struct Lane {
+    number: usize,
+    queue: Arc<Queue<Job>>,
     settings: Settings,
     source: String,
     session: Option<Session>,
@@ -144,9 +159,11 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(number: usize, settings: Settings, queue: Arc<Queue<Job>>) -> Self {
         let source = format!("/daybook/{}", settings.ledger);
         Lane {
+            number,
+            queue,
             settings,
             source,
             session: None,
@@ -154,34 +171,16 @@ impl Lane {
         }
     }
 
-    /// Serves until it is stopped, then answers what is queued.
-    pub(super) async fn run(
-        mut self,
-        mut jobs: mpsc::Receiver<Job>,
-        mut stopped: watch::Receiver<bool>,
-    ) {
+    /// Serves until the queue is closed and empty.
+    pub(super) async fn run(mut self) {
         // The first request of a pod need not wait for a session; a failure is that request's to report.
         let _ = self.connect(false).await;
-        loop {
-            let first = tokio::select! {
-                job = jobs.recv() => job,
-                () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => {
-                    jobs.close();
-                    jobs.recv().await
-                }
-            };
-            let Some(first) = first else { return };
-            let mut batch = Vec::new();
-            self.take(first, &mut batch);
-            while batch.len() < self.settings.batch_max {
-                let Ok(job) = jobs.try_recv() else { break };
-                self.take(job, &mut batch);
-            }
-            if batch.is_empty() {
-                continue;
-            }
+        let queue = self.queue.clone();
+        while let Some(jobs) = queue.take(self.number, self.settings.batch_max).await {
+            let batch: Vec<Job> = jobs.into_iter().filter_map(|job| self.begin(job)).collect();
             // A bug must cost one batch (its requests learn that the outcome is unknown), not the lane and its users for ever.
             let settled = AssertUnwindSafe(self.settle(batch)).catch_unwind().await;
+            queue.release(self.number);
             if settled.is_err() {
                 tracing::error!("a lane panicked; it goes on with a new session");
                 self.session = None;
@@ -189,17 +188,21 @@ impl Lane {
         }
     }
 
-    fn take(&self, job: Job, batch: &mut Vec<Job>) {
+    /// A job whose request still waits.
+    fn begin(&self, job: Job) -> Option<Job> {
         self.settings.metrics.lane_queue.dec();
         if job.deadline <= Instant::now() || !job.phase.begin() {
             job.answer(Outcome::Unavailable(Unavailable::DeadlinePassed));
-        } else {
-            batch.push(job);
+            return None;
         }
+        Some(job)
     }
 
     /// Runs a batch, and the parts it may be split into, until every command has its answer.
     async fn settle(&mut self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
         let mut waiting = vec![Batch::of(jobs)];
         while let Some(mut batch) = waiting.pop() {
             match self.attempt(&mut batch).await {

@@ -4,6 +4,7 @@
 //! point. Nothing here knows of HTTP or RabbitMQ.
 
 mod lane;
+mod queue;
 pub mod record;
 #[cfg(test)]
 mod record_tests;
@@ -12,12 +13,12 @@ use crate::domain::{Draft, Rejection, Stored};
 use crate::store::handover::Handover;
 use crate::telemetry::{Kind, Metrics};
 use lane::{Job, Lane};
+use queue::{Queue, Refused};
 use secrecy::SecretString;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
@@ -35,7 +36,7 @@ pub struct Recorded {
 /// Why nothing was written though nothing is wrong with the request (503).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unavailable {
-    /// The lane's queue is full.
+    /// The queue is full.
     QueueFull,
     /// The deadline passed before the batch began.
     DeadlinePassed,
@@ -90,9 +91,9 @@ pub struct Settings {
     pub ledger: String,
     /// Number of lanes.
     pub lanes: usize,
-    /// Commands that one lane queues at most.
+    /// Commands that wait for a lane at most.
     pub queue: usize,
-    /// Bytes that one lane queues at most.
+    /// Bytes of commands that are not answered yet, at most.
     pub queue_bytes: usize,
     /// Commands of one transaction at most.
     pub batch_max: usize,
@@ -107,35 +108,42 @@ pub struct Settings {
 /// The lanes of one pod. Cheap to clone.
 #[derive(Clone)]
 pub struct Lanes {
-    doors: Arc<[Door]>,
+    queue: Arc<Queue<Job>>,
+    /// Bytes that still fit.
+    room: Arc<Semaphore>,
     metrics: Arc<Metrics>,
 }
 
 impl std::fmt::Debug for Lanes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} lanes", self.doors.len())
+        f.write_str("lanes")
     }
 }
 
-/// The way into one lane.
-struct Door {
-    queue: mpsc::Sender<Job>,
-    /// Bytes that still fit.
-    room: Arc<Semaphore>,
+/// Ends the lanes: no new commands, those that are queued are answered.
+pub struct Drain {
+    queue: Arc<Queue<Job>>,
+    tasks: JoinSet<()>,
 }
 
-/// Ends the lanes: no new commands, those that are queued are answered.
-#[derive(Debug)]
-pub struct Drain {
-    stop: watch::Sender<bool>,
-    tasks: JoinSet<()>,
+impl std::fmt::Debug for Drain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "drain of {} lanes", self.tasks.len())
+    }
 }
 
 impl Drain {
     /// Waits until every queued command is answered.
     pub async fn finish(mut self) {
-        let _ = self.stop.send(true);
+        self.queue.close();
         while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+impl Drop for Drain {
+    /// Without lanes nobody answers.
+    fn drop(&mut self) {
+        self.queue.close();
     }
 }
 
@@ -143,27 +151,22 @@ impl Lanes {
     /// Starts the lanes; each opens its session when it first needs one.
     #[must_use]
     pub fn start(settings: &Settings) -> (Self, Drain) {
-        let (stop, stopped) = watch::channel(false);
+        let queue = Arc::new(Queue::new(settings.queue));
         let mut tasks = JoinSet::new();
-        let mut doors = Vec::with_capacity(settings.lanes);
-        for _ in 0..settings.lanes {
-            let (queue, jobs) = mpsc::channel(settings.queue);
-            doors.push(Door {
-                queue,
-                room: Arc::new(Semaphore::new(settings.queue_bytes)),
-            });
-            tasks.spawn(Lane::new(settings.clone()).run(jobs, stopped.clone()));
+        for number in 0..settings.lanes {
+            tasks.spawn(Lane::new(number, settings.clone(), queue.clone()).run());
         }
         (
             Lanes {
-                doors: doors.into(),
+                queue: queue.clone(),
+                room: Arc::new(Semaphore::new(settings.queue_bytes)),
                 metrics: settings.metrics.clone(),
             },
-            Drain { stop, tasks },
+            Drain { queue, tasks },
         )
     }
 
-    /// Hands a draft to its lane and waits for the outcome; never owns a transaction, so it may be dropped at any point.
+    /// Hands a draft to the lanes and waits for the outcome; never owns a transaction, so it may be dropped at any point.
     pub async fn submit(&self, draft: Draft, deadline: Instant) -> Outcome {
         let outcome = self.enqueue(draft, deadline).await;
         if matches!(&outcome, Outcome::Rejected(rejection) if rejection.code() == "type_error") {
@@ -179,30 +182,20 @@ impl Lanes {
     }
 
     async fn enqueue(&self, draft: Draft, deadline: Instant) -> Outcome {
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(draft.subject.as_str());
-        let index = usize::try_from(hash % (self.doors.len() as u64)).unwrap_or_default();
-        let Some(door) = self.doors.get(index) else {
-            return Outcome::Unavailable(Unavailable::Stopping);
-        };
         let Ok(bytes) = u32::try_from(draft.input.get().len() + Job::OVERHEAD_BYTES) else {
             return Outcome::Unavailable(Unavailable::QueueFull);
         };
-        let Ok(room) = door.room.clone().try_acquire_many_owned(bytes) else {
+        let Ok(room) = self.room.clone().try_acquire_many_owned(bytes) else {
             return Outcome::Unavailable(Unavailable::QueueFull);
         };
         let phase = Arc::new(Phase::default());
         let (reply, mut answer) = oneshot::channel();
-        match door
-            .queue
-            .try_send(Job::new(draft, deadline, phase.clone(), reply, room))
-        {
+        let rows = lane::rows(&draft);
+        let job = Job::new(draft, deadline, phase.clone(), reply, room);
+        match self.queue.push(rows, job) {
             Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                return Outcome::Unavailable(Unavailable::QueueFull);
-            }
-            Err(mpsc::error::TrySendError::Closed(_)) => {
-                return Outcome::Unavailable(Unavailable::Stopping);
-            }
+            Err(Refused::Full) => return Outcome::Unavailable(Unavailable::QueueFull),
+            Err(Refused::Closed) => return Outcome::Unavailable(Unavailable::Stopping),
         }
         self.metrics.lane_queue.inc();
         let answered = match timeout_at(deadline, &mut answer).await {

@@ -409,7 +409,9 @@ async fn m13_what_a_lock_protects_is_read_after_the_wait_for_it() {
     let other = hold(
         &ledger,
         "SELECT FROM users WHERE subject = 'mona' FOR NO KEY UPDATE;
-         INSERT INTO events SELECT nextval('events_position_seq'), user_no, 2, gen_random_uuid(), type, writer, 'late',
+         INSERT INTO events (position, user_no, sequence, event_id, type, writer, idempotency_key, fingerprint, record, recorded_at,
+                             effective_at)
+         SELECT nextval('events_position_seq'), user_no, 2, gen_random_uuid(), type, writer, 'late',
              fingerprint, record, clock_timestamp(), effective_at FROM events",
     )
     .await;
@@ -475,6 +477,49 @@ async fn m10_a_locked_user_is_refused_alone_and_in_bounded_time() {
         lanes.submit(deposit("slow", "b", 5), soon()).await,
         Outcome::Created(_)
     ));
+    drain.finish().await;
+    ledger.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_is_locked_elsewhere_holds_up_only_who_needs_it() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&Settings {
+        lanes: 2,
+        ..settings(&ledger)
+    });
+    let first = lanes.submit(deposit("slow", "a", 500), soon()).await;
+    assert!(matches!(first, Outcome::Created(_)), "{first:?}");
+    let lock = "SELECT FROM users WHERE subject = 'slow' FOR UPDATE";
+    let holder = hold(&ledger, lock).await;
+    let submit = |draft: Draft| {
+        let lanes = lanes.clone();
+        tokio::spawn(async move { lanes.submit(draft, soon()).await })
+    };
+    let mut held = vec![submit(deposit("slow", "b", 5))];
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    crate::ledger::eventually("the batch waits", async || {
+        ledger.value::<i64>(waiting).await > 0
+    })
+    .await;
+    // More of the same, behind it; a lane that took one of them would wait as well.
+    for number in 0..5 {
+        let key = format!("more-{number}");
+        let slow = vec![user("slow")];
+        held.push(submit(deposit("slow", &key, 5)));
+        held.push(submit(draft("rich", &key, 5, world(), slow)));
+    }
+    for number in 0..20 {
+        let name = format!("other-{number}");
+        let outcome = lanes.submit(deposit(&name, "k", 5), soon()).await;
+        assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
+    }
+    assert!(held.iter().all(|command| !command.is_finished()));
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    for command in held {
+        let outcome = command.await.unwrap();
+        assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
+    }
     drain.finish().await;
     ledger.finish().await;
 }
