@@ -291,7 +291,14 @@ fn settings(password: &str) -> String {
     )
 }
 
+/// Half of the cores: Postgres, the service and a load share them. One scheduler for each core, which is Erlang's own choice, spends half
+/// of its time on handing work to the other.
+fn schedulers() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))
+}
+
 fn environment(dir: &Path, ports: Ports) -> Vec<(String, String)> {
+    let schedulers = schedulers();
     let own = |name: &str| dir.join(name).display().to_string();
     let path = std::env::join_paths(Search::machine().path).unwrap_or_default();
     let mut pairs = vec![
@@ -306,7 +313,7 @@ fn environment(dir: &Path, ports: Ports) -> Vec<(String, String)> {
         ("RABBITMQ_DIST_PORT", ports.distribution.to_string()),
         (
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
-            "-kernel inet_dist_use_interface {127,0,0,1}".to_owned(),
+            format!("-kernel inet_dist_use_interface {{127,0,0,1}} +S {schedulers}:{schedulers}"),
         ),
     ];
     pairs.extend(

@@ -4,6 +4,7 @@
 
 use futures_util::StreamExt;
 use lapin::Connection;
+use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
 };
@@ -16,6 +17,8 @@ use super::topology::{self, short};
 
 /// Messages shown and not acknowledged at most; the broker sends no more until they are.
 const PREFETCH: u16 = 1_000;
+/// Messages acknowledged together at most.
+const ACKNOWLEDGED_AT_ONCE: usize = 100;
 
 /// Which messages to show.
 #[derive(Clone, Debug)]
@@ -66,7 +69,7 @@ pub async fn tail(
     channel
         .basic_qos(PREFETCH, BasicQosOptions::default())
         .await?;
-    let mut consumer = channel
+    let consumer = channel
         .basic_consume(
             queue,
             ShortString::default(),
@@ -74,25 +77,35 @@ pub async fn tail(
             FieldTable::default(),
         )
         .await?;
-    while let Some(delivery) = consumer.next().await {
-        let delivery = delivery?;
-        let properties = &delivery.properties;
-        show(Received {
-            message_id: properties
-                .message_id()
-                .as_ref()
-                .map(ShortString::to_string)
-                .unwrap_or_default(),
-            routing_key: delivery.routing_key.to_string(),
-            headers: texts(properties.headers().as_ref()),
-            body: delivery.data.clone(),
-            redelivered: delivery.redelivered,
-        });
-        if acknowledge {
-            delivery.ack(BasicAckOptions::default()).await?;
+    // What has come already is acknowledged in one go: each acknowledgement is a write of its own to a quorum queue.
+    let mut deliveries = consumer.ready_chunks(ACKNOWLEDGED_AT_ONCE);
+    while let Some(came) = deliveries.next().await {
+        let mut last = None;
+        for delivery in came {
+            let delivery = delivery?;
+            last = Some(delivery.acker.clone());
+            show(received(delivery));
+        }
+        if acknowledge && let Some(last) = last {
+            last.ack(BasicAckOptions { multiple: true }).await?;
         }
     }
     Ok(())
+}
+
+fn received(delivery: Delivery) -> Received {
+    let properties = &delivery.properties;
+    Received {
+        message_id: properties
+            .message_id()
+            .as_ref()
+            .map(ShortString::to_string)
+            .unwrap_or_default(),
+        routing_key: delivery.routing_key.to_string(),
+        headers: texts(properties.headers().as_ref()),
+        redelivered: delivery.redelivered,
+        body: delivery.data,
+    }
 }
 
 async fn open(
