@@ -16,6 +16,7 @@ BEGIN
     ORDER BY b.account_no, b.asset FOR NO KEY UPDATE;
     PERFORM FROM unnest(senders, keys) AS wanted (user_no, key)
     JOIN events AS e ON e.user_no = wanted.user_no AND e.writer = 'control' AND e.idempotency_key = wanted.key
+        AND hashtextextended(e.idempotency_key, 0) = hashtextextended(wanted.key, 0)
         AND e.recorded_at > now() - interval '90 days' AND e.recorded_at < now() + interval '1 day';
     WITH clock AS MATERIALIZED (
         SELECT clock_timestamp() AS at

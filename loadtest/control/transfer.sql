@@ -12,7 +12,8 @@ SELECT account_no, amount
 FROM balances WHERE account_no IN (:sender::bigint, :receiver::bigint) AND asset = 'EUR/2'
 ORDER BY account_no, asset FOR NO KEY UPDATE;
 SELECT event_id, fingerprint, record
-FROM events WHERE user_no = :sender::bigint AND writer = 'control' AND idempotency_key = 'load-' || :key::text
+FROM events WHERE user_no = :sender::bigint AND writer = 'control'
+  AND hashtextextended(idempotency_key, 0) = hashtextextended('load-' || :key::text, 0) AND idempotency_key = 'load-' || :key::text
   AND recorded_at > now() - interval '90 days' AND recorded_at < now() + interval '1 day';
 WITH clock AS MATERIALIZED (
     SELECT clock_timestamp() AS at

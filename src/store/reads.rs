@@ -30,9 +30,13 @@ SELECT sequence, record FROM events
 WHERE user_no = $1 AND sequence > $2 AND sequence <= $3 AND ($4::text IS NULL OR type = $4)
 ORDER BY sequence LIMIT $5";
 
+/// OFFSET 0 keeps the look-up by key: for the order and the limit a plan could walk the user's whole history instead.
 const USER_EVENTS_BY_KEY: &str = "-- user_events_by_key
-SELECT sequence, record FROM events
-WHERE user_no = $1 AND idempotency_key = $6 AND sequence > $2 AND sequence <= $3 AND ($4::text IS NULL OR type = $4)
+SELECT sequence, record FROM (
+    SELECT sequence, record, type FROM events
+    WHERE user_no = $1 AND hashtextextended(idempotency_key, 0) = hashtextextended($6, 0) AND idempotency_key = $6
+    OFFSET 0) e
+WHERE sequence > $2 AND sequence <= $3 AND ($4::text IS NULL OR type = $4)
 ORDER BY sequence LIMIT $5";
 
 const HORIZON: &str = "-- horizon

@@ -27,7 +27,9 @@ BEGIN
     UPDATE users SET sequence = sequence + 1 WHERE user_no = who RETURNING sequence INTO seq;
     pos := nextval('events_position_seq');
     at := clock_timestamp();
-    INSERT INTO events VALUES (pos, who, seq, id, what, 'w', id::text, sha256(''),
+    INSERT INTO events (position, user_no, sequence, event_id, type, writer, idempotency_key, fingerprint, record, recorded_at,
+                        effective_at)
+    VALUES (pos, who, seq, id, what, 'w', id::text, sha256(''),
         coalesce(body, format('{\"id\":\"%s\",\"subject\":\"user%s\",\"note\":\"\u{e4}\u{1f600}\"}', id, who)), at, at);
     INSERT INTO outbox (position, shard, user_no, recorded_at, traceparent)
         VALUES (pos, who % 16, who, at, '00-' || pos);

@@ -261,7 +261,7 @@ async fn postings_that_do_not_sum_to_zero_are_refused_by_the_database_too() {
     let ledger = Ledger::new().await;
     let client = runtime(&ledger).await;
     let error = client
-        .batch_execute("INSERT INTO postings VALUES (1, 0, 1, 'EUR/2', 5, now(), now()), (1, 1, 2, 'EUR/2', -4, now(), now())")
+        .batch_execute("INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at, effective_at) VALUES (1, 0, 1, 'EUR/2', 5, now(), now()), (1, 1, 2, 'EUR/2', -4, now(), now())")
         .await
         .unwrap_err();
     assert_eq!(
@@ -411,7 +411,7 @@ const TAMPERED: &[(&str, &str)] = &[
         "mia 1: leg 0: the posting is missing, the record's world EUR/2 -10",
     ),
     (
-        "INSERT INTO postings SELECT position, leg + 2, account_no, asset, 0, recorded_at, effective_at FROM postings",
+        "INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at, effective_at) SELECT position, leg + 2, account_no, asset, 0, recorded_at, effective_at FROM postings",
         "mia 1: leg 2: the posting is ",
     ),
     (

@@ -54,7 +54,8 @@ SELECT t.n, e.event_id, e.fingerprint, e.record
 FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY AS t(user_no, writer, key, n)
 CROSS JOIN LATERAL (
     SELECT event_id, fingerprint, record FROM events
-    WHERE user_no = t.user_no AND idempotency_key = t.key AND writer = t.writer AND recorded_at > $4 AND recorded_at < $5
+    WHERE user_no = t.user_no AND hashtextextended(idempotency_key, 0) = hashtextextended(t.key, 0)
+      AND idempotency_key = t.key AND writer = t.writer AND recorded_at > $4 AND recorded_at < $5
     OFFSET 0) e";
 
 const READ_REVOKED: &str = "-- read_revoked
