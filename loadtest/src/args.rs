@@ -3,6 +3,7 @@
 //! Reads no address and opens no connection.
 
 use crate::scenario::{self, Scenario};
+use crate::server::Setup;
 use clap::{Args as Flags, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -25,13 +26,12 @@ pub enum Command {
         #[command(flatten)]
         bench: BenchArgs,
     },
-    /// Look where the time goes at saturation: a flame graph of the server and the dearest statements.
+    /// Look where the time goes at saturation: by program, a flame graph of the server, and the dearest statements.
     Profile {
         #[command(flatten)]
         services: Services,
-        /// Where both go.
-        #[arg(long, default_value = "loadtest/report")]
-        report: PathBuf,
+        #[command(flatten)]
+        profile: ProfileArgs,
     },
     /// The scenarios and how long they take.
     List,
@@ -55,6 +55,46 @@ pub struct BenchArgs {
     /// Where the report goes.
     #[arg(long, default_value = "loadtest/report")]
     pub report: PathBuf,
+}
+
+/// What is looked at.
+#[derive(Flags)]
+pub struct ProfileArgs {
+    /// Where it goes.
+    #[arg(long, default_value = "loadtest/report")]
+    pub report: PathBuf,
+    /// Roles of the server; with the relay, somebody receives.
+    #[arg(long, default_value = "api,relay,keeper")]
+    pub roles: String,
+    /// Requests in flight.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4_096))]
+    pub in_flight: u32,
+    /// A setting of the server, such as DAYBOOK_LANES=2. May be given again.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    pub set: Vec<(String, String)>,
+    /// Leave out the flame graph, which takes minutes.
+    #[arg(long)]
+    pub no_graph: bool,
+}
+
+impl ProfileArgs {
+    /// Whether a flame graph is drawn.
+    pub fn graph(&self) -> bool {
+        !self.no_graph
+    }
+
+    /// The server that is looked at.
+    pub fn setup(&self) -> Setup {
+        Setup {
+            variables: self.set.clone(),
+            ..Setup::roles(&self.roles)
+        }
+    }
+}
+
+fn setting(text: &str) -> Result<(String, String), &'static str> {
+    let (name, value) = text.split_once('=').ok_or("not NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 /// The private services, as `daybook services run` names them, and the program that is measured.

@@ -12,6 +12,7 @@ mod fill;
 mod gate;
 mod lab;
 mod load;
+mod processor;
 mod profile;
 mod report;
 mod scenario;
@@ -39,9 +40,9 @@ async fn main() -> ExitCode {
             })
             .await
         }
-        Command::Profile { services, report } => {
+        Command::Profile { services, profile } => {
             with_lab(&services, PROFILE_USERS, async |lab| {
-                profile::run(lab, &report).await
+                profile::run(lab, &profile).await
             })
             .await
         }

@@ -1,11 +1,13 @@
-//! Where the time goes at saturation: a flame graph of the server by `perf`, and the dearest statements by `pg_stat_statements`.
+//! Where the time goes at saturation: processor time by program, a flame graph of the server by `perf`, and the dearest statements
+//! by `pg_stat_statements`.
 //!
 //! Numbers of a profile are for finding causes: both ways of looking cost something, so they are never those of the report.
 
+use crate::args::ProfileArgs;
 use crate::load::{Kind, Plan};
+use crate::processor::Times;
 use crate::report::commit;
 use crate::scenario::{Bench, Stand};
-use crate::server::Setup;
 use anyhow::{Context, Result, bail, ensure};
 use inferno::collapse::Collapse;
 use inferno::collapse::perf::Folder;
@@ -20,8 +22,7 @@ use tokio::time::timeout;
 use tokio_postgres::Client;
 
 /// How long the server is looked at.
-const LASTS: Duration = Duration::from_secs(20);
-const IN_FLIGHT: u32 = 256;
+const LASTS: Duration = Duration::from_secs(10);
 /// Samples a second; odd, so that they do not fall in with a timer.
 const SAMPLES_PER_S: &str = "199";
 /// The program has no frame pointers: stacks are copied and unwound afterwards.
@@ -54,7 +55,7 @@ struct Statement {
 ///
 /// # Errors
 /// When perf or the statistics are not there, or the run fails its gate.
-pub async fn run(bench: &mut Bench, report: &Path) -> Result<String> {
+pub async fn run(bench: &mut Bench, args: &ProfileArgs) -> Result<String> {
     let samples = bench.lab.scratch().join("perf.data");
     let work = bench.lab.with_ledger("profile", async |ledger| {
         let client = ledger.database.connect().await?;
@@ -62,28 +63,40 @@ pub async fn run(bench: &mut Bench, report: &Path) -> Result<String> {
             .batch_execute("-- statistics\nCREATE EXTENSION pg_stat_statements")
             .await
             .context(NO_STATISTICS)?;
-        let mut stand = Stand::raise(bench, ledger, &Setup::roles("api,relay,keeper")).await?;
+        let mut stand = Stand::raise(bench, ledger, &args.setup()).await?;
         client
             .batch_execute("-- forget\nSELECT pg_stat_statements_reset()")
             .await
             .context(NO_STATISTICS)?;
-        let recording = record(stand.server.pid(), &samples)?;
-        let plan = Plan {
-            in_flight: IN_FLIGHT,
-            lasts: LASTS,
-            ..stand.plan(Kind::Transfer)?
+        let plan = |stand: &Stand<'_>| {
+            Ok::<_, anyhow::Error>(Plan {
+                in_flight: args.in_flight,
+                lasts: LASTS,
+                ..stand.plan(Kind::Transfer)?
+            })
         };
-        let tally = stand.drive(plan).await?;
-        finish(recording).await?;
+        let before = Times::now()?;
+        let tally = stand.drive(plan(&stand)?).await?;
+        let used = Times::now()?.since(&before);
         let statements = dearest(&client).await?;
+        // Only now: perf takes as much of the processor as everything else together.
+        if args.graph() {
+            let recording = record(stand.server.pid(), &samples)?;
+            stand.drive(plan(&stand)?).await?;
+            finish(recording).await?;
+        }
         stand.finish().await?;
-        Ok((tally.created, statements))
+        let events = tally.created;
+        let tables = programs(&used, events) + "\n" + &table(&statements, events);
+        Ok(front(args, events, tally.rate()) + &tables)
     });
-    let (events, statements) = work.await?;
+    let page = work.await?;
+    let report = &args.report;
     std::fs::create_dir_all(report)?;
-    let graph = flame(&samples).await?;
-    std::fs::write(report.join("flame.svg"), graph).context("flame.svg")?;
-    let page = page(events, &statements);
+    if args.graph() {
+        let graph = flame(&samples).await?;
+        std::fs::write(report.join("flame.svg"), graph).context("flame.svg")?;
+    }
     std::fs::write(report.join("profile.md"), &page).context("profile.md")?;
     Ok(page)
 }
@@ -190,25 +203,54 @@ fn name(query: &str) -> String {
         .replace('|', "\\|")
 }
 
-fn page(events: u64, statements: &[Statement]) -> String {
-    let mut text = format!(
-        "# Where the time goes\n\n{IN_FLIGHT} requests in flight for {} s with everything running, at commit `{}`; {events} events. \
-         [Flame graph of the server](flame.svg), {SAMPLES_PER_S} samples a second.\n\n\
-         | statement | calls | total ms | mean ms | rows | WAL bytes | WAL bytes an event |\n|---|---|---|---|---|---|---|\n",
+fn front(args: &ProfileArgs, events: u64, per_second: f64) -> String {
+    let graph = match args.graph() {
+        true => format!(
+            " [Flame graph of the server](flame.svg), from another {} s: {SAMPLES_PER_S} samples a second.",
+            LASTS.as_secs()
+        ),
+        false => String::new(),
+    };
+    format!(
+        "# Where the time goes\n\n{} requests in flight for {} s with the roles {}, at commit `{}`: {events} events, \
+         {per_second:.0} a second.{graph}\n\n",
+        args.in_flight,
         LASTS.as_secs(),
+        args.roles,
         commit()
-    );
+    )
+}
+
+fn programs(used: &[(String, Duration)], events: u64) -> String {
+    let mut text =
+        "| program | processor time, s | an event, microseconds |\n|---|---|---|\n".to_owned();
+    for (name, used) in used {
+        let _ = writeln!(
+            text,
+            "| {name} | {:.1} | {:.1} |",
+            used.as_secs_f64(),
+            used.as_secs_f64() * 1e6 / events.max(1) as f64
+        );
+    }
+    text
+}
+
+fn table(statements: &[Statement], events: u64) -> String {
+    let mut text = "| statement | calls | total ms | mean ms | rows | microseconds an event | WAL bytes an event |\n\
+                    |---|---|---|---|---|---|---|\n"
+        .to_owned();
+    let each = |whole: f64| whole / events.max(1) as f64;
     for statement in statements {
         let _ = writeln!(
             text,
-            "| {} | {} | {:.0} | {:.3} | {} | {} | {:.0} |",
+            "| {} | {} | {:.0} | {:.3} | {} | {:.1} | {:.0} |",
             statement.name,
             statement.calls,
             statement.total_ms,
             statement.mean_ms,
             statement.rows,
-            statement.wal_bytes,
-            statement.wal_bytes as f64 / events.max(1) as f64
+            each(statement.total_ms * 1_000.0),
+            each(statement.wal_bytes as f64)
         );
     }
     text
@@ -250,10 +292,12 @@ mod tests {
             rows: 1_000,
             wal_bytes: 500_000,
         };
-        let page = page(1_000, &[statement]);
+        let text = table(&[statement], 1_000);
         assert!(
-            page.contains("| insert_events | 10 | 12 | 1.250 | 1000 | 500000 | 500 |"),
-            "{page}"
+            text.contains("| insert_events | 10 | 12 | 1.250 | 1000 | 12.5 | 500 |"),
+            "{text}"
         );
+        let text = programs(&[("postgres".to_owned(), Duration::from_secs(2))], 10_000);
+        assert!(text.contains("| postgres | 2.0 | 200.0 |"), "{text}");
     }
 }

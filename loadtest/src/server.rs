@@ -31,18 +31,18 @@ const LOG_LINES_MAX: usize = 20;
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Its roles, separated by commas.
-    pub roles: &'static str,
+    pub roles: String,
     /// Settings besides those that every server of a lab has, as environment variables.
-    pub variables: Vec<(&'static str, String)>,
+    pub variables: Vec<(String, String)>,
     /// What the process may use; None is all that the machine has.
     pub limits: Option<Limits>,
 }
 
 impl Setup {
     /// Roles with default settings and no limits.
-    pub fn roles(roles: &'static str) -> Self {
+    pub fn roles(roles: &str) -> Self {
         Setup {
-            roles,
+            roles: roles.to_owned(),
             variables: Vec::new(),
             limits: None,
         }
@@ -79,7 +79,7 @@ impl Server {
             None => ledger.command(),
         };
         command
-            .args(["serve", "--roles", setup.roles])
+            .args(["serve", "--roles", &setup.roles])
             .env("DAYBOOK_LOG", "warn,daybook=info,lapin=off")
             .envs(setup.variables.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::null())

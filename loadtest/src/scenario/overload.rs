@@ -88,7 +88,7 @@ async fn overloaded(
     if let Some(items) = lane_queue {
         setup
             .variables
-            .push(("DAYBOOK_LANE_QUEUE", items.to_owned()));
+            .push(("DAYBOOK_LANE_QUEUE".to_owned(), items.to_owned()));
     }
     let step = |times: f64, lasts| Step {
         per_second: times * saturation,
