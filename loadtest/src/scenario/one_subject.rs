@@ -4,11 +4,9 @@
 
 use super::Bench;
 use super::stand::Stand;
-use crate::fill::{self, fill};
 use crate::lab::Ledger;
 use crate::load::{Kind, Measured, Plan, Reader, Reads, Tally, read};
 use crate::report::{Axis, Cell, Findings, Plot, Scale, Series, grouped, millis, quantile_ms};
-use crate::server::Setup;
 use anyhow::{Context, Result, anyhow};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -16,8 +14,6 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 /// Events of the user before it is measured.
 const LENGTHS: [u64; 4] = [1, 10_000, 100_000, 1_000_000];
 const LENGTHS_SHORT: [u64; 2] = [1, 1_000_000];
-/// Users of the load: the one, and those that he pays.
-const USERS: u32 = 3;
 /// Requests in flight of a single writer, and of many that want the same user.
 const WRITERS: [u32; 2] = [1, 16];
 /// Events of a page.
@@ -81,16 +77,7 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
 }
 
 async fn measure(bench: &Bench, ledger: &Ledger, events: u64) -> Result<Step> {
-    let plan = fill::Plan {
-        events,
-        users: 1,
-        kind: fill::Kind::Deposits,
-        seed: 1,
-        keep_indexes: false,
-    };
-    fill(&ledger.database, &ledger.name, plan).await?;
-    let setup = Setup::roles("api,keeper");
-    let mut stand = Stand::raise_filled(bench, ledger, &setup, USERS).await?;
+    let mut stand = Stand::raise_one_user(bench, ledger, events).await?;
     let lasts = bench.seconds(2, 8);
     let first = "/v1/events?subject=u-1&limit=100".to_owned();
     let last = last_page(&stand.reads(Vec::new())?, &first).await?;
