@@ -21,8 +21,16 @@ const CALM: Duration = Duration::from_secs(5);
 
 /// How the service is set, the name of its plot, and what its lanes queue then.
 const CASES: [(&str, &str, Option<&str>); 2] = [
-    ("default queues (4 lanes of 4,096)", "default-queues", None),
-    ("short queues (4 lanes of 128)", "short-queues", Some("128")),
+    (
+        "default queues (4,096 commands a lane)",
+        "default-queues",
+        None,
+    ),
+    (
+        "short queues (128 commands a lane)",
+        "short-queues",
+        Some("128"),
+    ),
 ];
 
 struct Overloaded {
