@@ -5,7 +5,7 @@
 use super::Bench;
 use super::stand::Stand;
 use crate::load::Tally;
-use crate::report::plot::by_percentile;
+use crate::report::plot;
 use crate::report::{
     Axis, Findings, Plot, Scale, Series, budget, grouped, percentiles, quantile_ms,
 };
@@ -45,21 +45,14 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
         lasts.as_secs()
     ));
     table(&mut findings, &tally, &lag_us);
-    let answers = by_percentile("answer 201, from the intended start", &tally.latency_us);
-    let lag = by_percentile("receipt by a consumer, from the commit", &lag_us);
-    findings.plot(Plot {
-        file: "percentiles".to_owned(),
-        title: "Latency by percentile at half of saturation".to_owned(),
-        x: Axis {
-            label: "percentile",
-            scale: Scale::Nines,
-        },
-        y: Axis {
-            label: "ms",
-            scale: Scale::Log10,
-        },
-        series: vec![answers, lag],
-    });
+    findings.plot(plot::percentiles(
+        "percentiles",
+        "Latency by percentile at half of saturation",
+        [
+            ("answer 201, from the intended start", &tally.latency_us),
+            ("receipt by a consumer, from the commit", &lag_us),
+        ],
+    ));
     findings.plot(over_time(&tally, "Latency over time at half of saturation"));
     Ok(findings)
 }

@@ -6,8 +6,7 @@
 use super::Bench;
 use super::stand::{Delivered, Stand};
 use crate::load::{Kind, Plan, Tally};
-use crate::report::plot::by_percentile;
-use crate::report::{Axis, Cell, Findings, Plot, Scale, budget, grouped, millis, quantile_ms};
+use crate::report::{Cell, Findings, budget, grouped, millis, plot, quantile_ms};
 use crate::server::Setup;
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
@@ -78,22 +77,11 @@ fn lag_findings(findings: &mut Findings, lags: &[Lag]) {
     findings.text("From the commit to the receipt by a consumer:");
     let loads = lags.iter();
     findings.loads(loads.map(|(name, tally, lag_us)| (name.as_str(), tally.rate(), lag_us)));
-    findings.plot(Plot {
-        file: "lag".to_owned(),
-        title: "From the commit to a consumer, by percentile".to_owned(),
-        x: Axis {
-            label: "percentile",
-            scale: Scale::Nines,
-        },
-        y: Axis {
-            label: "ms",
-            scale: Scale::Log10,
-        },
-        series: lags
-            .iter()
-            .map(|(name, _, lag_us)| by_percentile(name, lag_us))
-            .collect(),
-    });
+    findings.plot(plot::percentiles(
+        "lag",
+        "From the commit to a consumer, by percentile",
+        lags.iter().map(|(name, _, lag_us)| (name.as_str(), lag_us)),
+    ));
 }
 
 /// A backlog, and how long a relay takes for it, from its start to the last receipt.
@@ -203,7 +191,9 @@ fn held_findings(findings: &mut Findings, held: &Held) {
         lost_percent(free(relay), relay(&held.during)),
     );
     findings.text(format!(
-        "A session that holds a REPEATABLE READ snapshot open for {} s at half load, so that nothing dead can be removed. Half load is an          open loop; what is still possible at the end, with the snapshot still held, is a closed one. What is lost is counted from the          mean of before and after:",
+        "A session that holds a REPEATABLE READ snapshot open for {} s at half load, so that nothing dead can be removed. Half load is an \
+         open loop; what is still possible at the end, with the snapshot still held, is a closed one. What is lost is counted from the \
+         mean of before and after:",
         held.held_for.as_secs()
     ));
     let line = |name: &str, moment: &Moment| {
