@@ -26,10 +26,7 @@ pub async fn run(bench: &mut Bench, args: &BenchArgs) -> Result<String> {
     let machine = Machine::ask(bench.lab.postgres(), bench.lab.amqp_url()).await?;
     let chosen: Vec<&Scenario> = match args.scenario {
         Some(scenario) => vec![scenario],
-        None => ALL
-            .iter()
-            .filter(|scenario| scenario.standard_s.is_some())
-            .collect(),
+        None => ALL.iter().filter(|scenario| scenario.is_standard).collect(),
     };
     bench.full = args.scenario.is_some() && !args.short;
     let mut left_s =
@@ -100,9 +97,10 @@ async fn controlled(lab: &Lab, args: &BenchArgs) -> Result<Control> {
 }
 
 fn budget_s(bench: &Bench, scenario: &Scenario) -> u64 {
-    match scenario.standard_s {
-        Some(standard_s) if !bench.full => standard_s,
-        _ => scenario.full_s,
+    if bench.full {
+        scenario.full_s
+    } else {
+        scenario.short_s
     }
 }
 
@@ -110,13 +108,16 @@ fn budget_s(bench: &Bench, scenario: &Scenario) -> u64 {
 pub fn list() -> String {
     let mut text = String::new();
     for scenario in ALL {
-        let standard = scenario
-            .standard_s
-            .map_or_else(|| "-".to_owned(), |seconds| format!("{seconds} s"));
+        let within = if scenario.is_standard {
+            "in the standard set"
+        } else {
+            "with --short"
+        };
         let full = Duration::from_secs(scenario.full_s);
         text.push_str(&format!(
-            "{:<14} {standard:>6} in the standard set, {:>6} alone   {}\n",
+            "{:<14} {:>6} {within:<19}, {:>6} alone   {}\n",
             scenario.name,
+            format!("{} s", scenario.short_s),
             format!("{} s", full.as_secs()),
             scenario.about
         ));

@@ -1,12 +1,21 @@
 //! A consumer of every message of a ledger: counts distinct ids and measures how long each was under way.
 //!
-//! Runs on a thread of its own, so that what it measures is not the wait for a busy load generator.
+//! Runs on a thread of its own, so that what it measures is not the wait for a busy load generator. Acknowledges all that it
+//! received, many at once where many are there; a message never waits for others to be acknowledged with.
 
 use crate::lab::Ledger;
-use anyhow::{Context, Result, ensure};
-use daybook::relay::{self, Received, Source};
+use anyhow::{Context, Result, anyhow, ensure};
+use daybook::relay;
+use futures_util::{FutureExt, Stream, StreamExt};
 use hdrhistogram::Histogram;
 use jiff::Timestamp;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{Channel, Connection, ConnectionProperties};
+use secrecy::{ExposeSecret, SecretString};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -18,6 +27,10 @@ use tokio::time::{Instant, sleep};
 const LAG_MAX_US: u64 = 3_600_000_000;
 /// How often is looked whether everything has come.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Messages that one acknowledgement covers at most: each is a command in the log of a quorum queue.
+const ACK_MAX: u32 = 64;
+/// Messages under way or not acknowledged at most: a few acknowledgements' worth, so that the broker need not wait for one.
+const PREFETCH: u16 = 256;
 /// In front of the time at which an event was recorded.
 const RECORDED: &[u8] = b"\"recordedtime\":\"";
 
@@ -50,17 +63,17 @@ impl Seen {
         })
     }
 
-    fn add(&mut self, message: Received, now: Timestamp) {
+    fn add(&mut self, id: &str, record: &[u8], now: Timestamp) {
         self.messages += 1;
-        match recorded(&message.body) {
+        match recorded(record) {
             // A clock that was set back in between makes it negative; nothing is faster than at once.
             Some(recorded) => {
                 let us = u64::try_from(now.duration_since(recorded).as_micros()).unwrap_or(1);
                 self.lag_us.saturating_record(us.max(1));
             }
-            None => self.fault = Some(format!("{}: no recordedtime", message.message_id)),
+            None => self.fault = Some(format!("{id}: no recordedtime")),
         }
-        self.ids.insert(message.message_id);
+        self.ids.insert(id.to_owned());
     }
 }
 
@@ -82,17 +95,7 @@ impl Consumer {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()?;
-            let source = Source::Queue {
-                name: queue,
-                acknowledge: true,
-            };
-            let show = move |message: Received| lock(&kept).add(message, Timestamp::now());
-            runtime.block_on(async {
-                tokio::select! {
-                    ended = relay::tail(&url, source, show) => ended.context("the consumer"),
-                    _ = stopped => Ok(()),
-                }
-            })
+            runtime.block_on(consume(&url, &queue, &kept, stopped))
         });
         Ok(Consumer {
             seen,
@@ -140,6 +143,19 @@ impl Consumer {
         Ok(())
     }
 
+    /// Stops it and removes its queue.
+    ///
+    /// # Errors
+    /// When it has failed before, or not every message that the queue had was received and acknowledged.
+    pub async fn finish(mut self) -> Result<()> {
+        drop(self.stop.take());
+        let thread = self.thread.take().context("the consumer has no thread")?;
+        tokio::task::spawn_blocking(|| thread.join())
+            .await?
+            .map_err(|_| anyhow!("the consumer broke off"))?
+            .context("the consumer")
+    }
+
     fn still_runs(&self) -> Result<()> {
         let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
         ensure!(!ended, "the consumer has ended");
@@ -161,6 +177,94 @@ fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Takes messages until it is told to stop, and leaves no queue behind.
+async fn consume(
+    url: &SecretString,
+    queue: &str,
+    seen: &Mutex<Seen>,
+    mut stopped: oneshot::Receiver<()>,
+) -> Result<()> {
+    let properties = ConnectionProperties::default();
+    let connection = Connection::connect(url.expose_secret(), properties).await?;
+    let channel = connection.create_channel().await?;
+    let qos = BasicQosOptions::default();
+    channel.basic_qos(PREFETCH, qos).await?;
+    let mut messages = channel
+        .basic_consume(
+            ShortString::try_new(queue)?,
+            ShortString::default(),
+            BasicConsumeOptions::default(),
+            FieldTable::default(),
+        )
+        .await?;
+    let mut acknowledged = 0;
+    loop {
+        let first = tokio::select! {
+            message = messages.next() => message.context("the broker ended it")??,
+            _ = &mut stopped => break,
+        };
+        let show = |message: &Delivery| show(seen, message);
+        let (last, count) = at_once(first, &mut messages, show).await?;
+        last.ack(BasicAckOptions { multiple: true }).await?;
+        acknowledged += u64::from(count);
+    }
+    channel.close(200, ShortString::try_new("done")?).await?;
+    let received = lock(seen).messages;
+    ensure!(
+        acknowledged == received,
+        "{received} messages were received, but {acknowledged} acknowledged"
+    );
+    // Kept open for the connection to close: one that is dropped closes itself, and fails when both happen at once.
+    let channel = connection.create_channel().await?;
+    remove(&channel, queue).await?;
+    connection.close(200, ShortString::try_new("done")?).await?;
+    Ok(())
+}
+
+/// Shows a message and those that are there already, up to what is acknowledged at once. Returns the last of them, and how many.
+async fn at_once<T, E>(
+    first: T,
+    messages: &mut (impl Stream<Item = Result<T, E>> + Unpin),
+    mut show: impl FnMut(&T),
+) -> Result<(T, u32), E> {
+    let (mut last, mut count) = (first, 1);
+    show(&last);
+    while count < ACK_MAX {
+        // None of either kind: nothing more is there, or nothing more will come. Who waits next is told.
+        let Some(Some(message)) = messages.next().now_or_never() else {
+            break;
+        };
+        last = message?;
+        count += 1;
+        show(&last);
+    }
+    Ok((last, count))
+}
+
+fn show(seen: &Mutex<Seen>, message: &Delivery) {
+    let id = message.properties.message_id().as_ref();
+    let id = id.map(ShortString::as_str).unwrap_or_default();
+    lock(seen).add(id, &message.data, Timestamp::now());
+}
+
+/// Removes the queue, in which nothing may be left. What was not acknowledged has come back to it with the end of the channel.
+async fn remove(channel: &Channel, queue: &str) -> Result<()> {
+    let name = ShortString::try_new(queue)?;
+    let options = QueueDeclareOptions {
+        passive: true,
+        ..QueueDeclareOptions::default()
+    };
+    let state = channel
+        .queue_declare(name.clone(), options, FieldTable::default())
+        .await?;
+    let left = state.message_count();
+    ensure!(left == 0, "{left} messages are left in {queue}");
+    channel
+        .queue_delete(name, QueueDeleteOptions::default())
+        .await?;
+    Ok(())
+}
+
 /// When the record was made. It stands before anything that a client wrote, so the first match is the member.
 fn recorded(record: &[u8]) -> Option<Timestamp> {
     let start = record
@@ -175,35 +279,44 @@ fn recorded(record: &[u8]) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
-
-    fn message(id: &str, body: &str) -> Received {
-        Received {
-            message_id: id.to_owned(),
-            routing_key: "transfer".to_owned(),
-            headers: BTreeMap::new(),
-            body: body.as_bytes().to_vec(),
-            redelivered: false,
-        }
-    }
+    use futures_util::stream::{iter, pending};
+    use std::convert::Infallible;
 
     #[test]
     fn copies_count_once_and_their_lag_twice() {
         let record = r#"{"id":"a","recordedtime":"2026-11-30T11:00:00.000001Z","data":{}}"#;
         let now: Timestamp = "2026-11-30T11:00:00.005001Z".parse().unwrap();
         let mut seen = Seen::new().unwrap();
-        seen.add(message("a", record), now);
-        seen.add(message("a", record), now);
-        seen.add(
-            message("b", record),
-            "2026-11-30T10:00:00Z".parse().unwrap(),
-        );
+        let record = record.as_bytes();
+        seen.add("a", record, now);
+        seen.add("a", record, now);
+        seen.add("b", record, "2026-11-30T10:00:00Z".parse().unwrap());
         assert_eq!((seen.ids.len(), seen.messages), (2, 3));
         assert_eq!(seen.lag_us.count_between(4_995, 5_005), 2);
         assert_eq!(seen.lag_us.min(), 1);
         assert_eq!(seen.fault, None);
-        seen.add(message("c", "{}"), now);
+        seen.add("c", b"{}", now);
         assert!(seen.fault.is_some());
+    }
+
+    /// What is acknowledged together when so many messages are there, and nothing is known of more.
+    async fn together(there: u32) -> Vec<(u32, u32)> {
+        let mut messages = iter((1..=there).map(Ok::<_, Infallible>)).chain(pending());
+        let (mut shown, mut acknowledged) = (0, Vec::new());
+        while shown < there {
+            let Ok(first) = messages.next().await.unwrap();
+            let Ok(last) = at_once(first, &mut messages, |_| shown += 1).await;
+            acknowledged.push(last);
+        }
+        acknowledged
+    }
+
+    #[tokio::test]
+    async fn what_is_there_is_acknowledged_together_and_nothing_waits_for_more() {
+        assert_eq!(together(1).await, [(1, 1)]);
+        assert_eq!(together(3).await, [(3, 3)]);
+        assert_eq!(together(64).await, [(64, 64)]);
+        assert_eq!(together(130).await, [(64, 64), (128, 64), (130, 2)]);
     }
 
     #[test]

@@ -504,9 +504,13 @@ mod tests {
     #[tokio::test]
     async fn what_has_no_bounds_is_refused() {
         let fake = Fake::http1(|_| Reply::CREATED).await;
-        let changes: [fn(&mut Plan); 8] = [
+        let changes: [fn(&mut Plan); 9] = [
             |plan| plan.in_flight = 0,
             |plan| plan.in_flight = 4_097,
+            |plan| {
+                plan.protocol = Protocol::Http2 { connections: 64 };
+                plan.in_flight = 16_385;
+            },
             |plan| plan.lasts = Duration::ZERO,
             |plan| plan.lasts = LONG * 1_000,
             |plan| plan.count_max = 0,

@@ -31,7 +31,10 @@ pub use target::{Target, loopback};
 use anyhow::{Result, ensure};
 use std::time::Duration;
 
+/// Of HTTP/1.1, each with a connection of its own.
 const IN_FLIGHT_MAX: u32 = 4_096;
+/// Of HTTP/2, all on these connections.
+const STREAMS_MAX: u32 = 16_384;
 const CONNECTIONS_MAX: u32 = 64;
 const WARM_UP_MAX: Duration = Duration::from_secs(600);
 const LASTS_MAX: Duration = Duration::from_secs(3 * 3_600);
@@ -93,16 +96,20 @@ impl Plan {
     }
 
     fn check(&self) -> Result<()> {
+        let in_flight_max = match self.protocol {
+            Protocol::Http1 => IN_FLIGHT_MAX,
+            Protocol::Http2 { connections } => {
+                ensure!(
+                    (1..=CONNECTIONS_MAX).contains(&connections),
+                    "between 1 and {CONNECTIONS_MAX} connections are shared"
+                );
+                STREAMS_MAX
+            }
+        };
         ensure!(
-            (1..=IN_FLIGHT_MAX).contains(&self.in_flight),
-            "between 1 and {IN_FLIGHT_MAX} requests are in flight"
+            (1..=in_flight_max).contains(&self.in_flight),
+            "between 1 and {in_flight_max} requests are in flight"
         );
-        if let Protocol::Http2 { connections } = self.protocol {
-            ensure!(
-                (1..=CONNECTIONS_MAX).contains(&connections),
-                "between 1 and {CONNECTIONS_MAX} connections are shared"
-            );
-        }
         ensure!(
             self.warm_up <= WARM_UP_MAX && self.lasts <= LASTS_MAX && !self.lasts.is_zero(),
             "a run ends: after {LASTS_MAX:?}, with at most {WARM_UP_MAX:?} before"

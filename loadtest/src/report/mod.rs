@@ -102,6 +102,20 @@ impl Findings {
         }));
     }
 
+    /// Adds a table of loads: the name of each, its events a second, and a histogram of microseconds.
+    pub fn loads<'a>(&mut self, loads: impl Iterator<Item = (&'a str, f64, &'a Histogram<u64>)>) {
+        let line = |(name, rate, latency_us): (&str, f64, &Histogram<u64>)| {
+            let [p50, p90, p99, p999, max] = percentiles(latency_us);
+            [name.into(), Cell::Rate(rate), p50, p90, p99, p999, max]
+        };
+        self.table(
+            [
+                "load", "events/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms",
+            ],
+            loads.map(line).collect(),
+        );
+    }
+
     /// Adds a plot.
     pub fn plot(&mut self, plot: Plot) {
         self.blocks.push(Block::Plot(plot));

@@ -94,8 +94,32 @@ impl Scale {
     }
 }
 
+/// Latencies by percentile, each a name and a histogram of microseconds.
+pub fn percentiles<'a>(
+    file: &str,
+    title: &str,
+    latencies: impl IntoIterator<Item = (&'a str, &'a Histogram<u64>)>,
+) -> Plot {
+    Plot {
+        file: file.to_owned(),
+        title: title.to_owned(),
+        x: Axis {
+            label: "percentile",
+            scale: Scale::Nines,
+        },
+        y: Axis {
+            label: "ms",
+            scale: Scale::Log10,
+        },
+        series: latencies
+            .into_iter()
+            .map(|(name, latency_us)| by_percentile(name, latency_us))
+            .collect(),
+    }
+}
+
 /// Latency at each percentile up to the last that a histogram can tell, in milliseconds.
-pub fn by_percentile(name: &str, latency_us: &Histogram<u64>) -> Series {
+fn by_percentile(name: &str, latency_us: &Histogram<u64>) -> Series {
     let mut points = Vec::new();
     let mut step = 0_u32;
     loop {

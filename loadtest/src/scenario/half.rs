@@ -4,8 +4,8 @@
 
 use super::Bench;
 use super::stand::Stand;
-use crate::load::{Arrivals, Kind, Plan, Tally};
-use crate::report::plot::by_percentile;
+use crate::load::Tally;
+use crate::report::plot;
 use crate::report::{
     Axis, Findings, Plot, Scale, Series, budget, grouped, percentiles, quantile_ms,
 };
@@ -13,30 +13,19 @@ use crate::server::Setup;
 use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 
-/// Connections: more than are ever in flight at half of saturation.
-const IN_FLIGHT: u32 = 512;
-
 /// Runs it.
 ///
 /// # Errors
 /// When the run fails its gate, or not every arrival was sent.
 pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let saturated = bench.saturated().await?;
-    let per_second = (saturated.rate / 2.0).max(1.0);
+    let per_second = saturated.half();
     let lasts = bench.seconds(30, 120);
     let measured = bench.lab.with_ledger("half", async |ledger| {
         let mut stand = Stand::raise(bench, ledger, &Setup::roles("api,relay,keeper")).await?;
-        let plan = Plan {
-            arrivals: Arrivals::Poisson { per_second },
-            in_flight: IN_FLIGHT,
-            lasts,
-            ..stand.plan(Kind::Transfer)?
-        };
-        stand.take_lag_us()?;
-        let tally = stand.drive(plan).await?;
-        let lag_us = stand.take_lag_us()?;
+        let arrived = stand.arrive(per_second, lasts).await?;
         stand.finish().await?;
-        Ok((tally, lag_us))
+        Ok(arrived)
     });
     let (tally, lag_us) = measured.await?;
     ensure!(
@@ -56,21 +45,14 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
         lasts.as_secs()
     ));
     table(&mut findings, &tally, &lag_us);
-    let answers = by_percentile("answer 201, from the intended start", &tally.latency_us);
-    let lag = by_percentile("receipt by a consumer, from the commit", &lag_us);
-    findings.plot(Plot {
-        file: "percentiles".to_owned(),
-        title: "Latency by percentile at half of saturation".to_owned(),
-        x: Axis {
-            label: "percentile",
-            scale: Scale::Nines,
-        },
-        y: Axis {
-            label: "ms",
-            scale: Scale::Log10,
-        },
-        series: vec![answers, lag],
-    });
+    findings.plot(plot::percentiles(
+        "percentiles",
+        "Latency by percentile at half of saturation",
+        [
+            ("answer 201, from the intended start", &tally.latency_us),
+            ("receipt by a consumer, from the commit", &lag_us),
+        ],
+    ));
     findings.plot(over_time(&tally, "Latency over time at half of saturation"));
     Ok(findings)
 }

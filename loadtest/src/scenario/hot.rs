@@ -5,7 +5,7 @@
 use super::Bench;
 use super::stand::Stand;
 use crate::load::{Kind, Plan, Tally};
-use crate::report::{Cell, Findings, budget, percentiles};
+use crate::report::{Findings, budget};
 use crate::server::Setup;
 use anyhow::{Context, Result};
 
@@ -66,20 +66,7 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let mut findings = Findings::default();
     findings.row(&budget::HOT_FLOOR, slowest);
     findings.text("Closed loop, relay paused. The row of the budget is the slower of the two on the `floor` account.");
-    let lines = CASES.iter().zip(&measured).map(|((name, _, _), tally)| {
-        let [p50, _, p99, p999, max] = percentiles(&tally.latency_us);
-        [
-            (*name).into(),
-            Cell::Rate(tally.rate()),
-            p50,
-            p99,
-            p999,
-            max,
-        ]
-    });
-    findings.table(
-        ["", "events/s", "p50 ms", "p99 ms", "p99.9 ms", "max ms"],
-        lines.collect(),
-    );
+    let loads = CASES.iter().zip(&measured);
+    findings.loads(loads.map(|((name, ..), tally)| (*name, tally.rate(), &tally.latency_us)));
     Ok(findings)
 }

@@ -5,7 +5,7 @@
 use super::Bench;
 use super::stand::Stand;
 use crate::load::{Kind, Plan, Protocol, Tally};
-use crate::report::{Cell, Findings, percentiles};
+use crate::report::Findings;
 use crate::server::Setup;
 use anyhow::Result;
 
@@ -46,23 +46,7 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let measured = work.await?;
     let mut findings = Findings::default();
     findings.text("Closed loop, 256 requests in flight, relay paused:");
-    let lines = CASES.iter().zip(&measured).map(|((name, _), tally)| {
-        let [p50, p90, p99, p999, max] = percentiles(&tally.latency_us);
-        [
-            (*name).into(),
-            Cell::Rate(tally.rate()),
-            p50,
-            p90,
-            p99,
-            p999,
-            max,
-        ]
-    });
-    findings.table(
-        [
-            "", "events/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms",
-        ],
-        lines.collect(),
-    );
+    let loads = CASES.iter().zip(&measured);
+    findings.loads(loads.map(|((name, _), tally)| (*name, tally.rate(), &tally.latency_us)));
     Ok(findings)
 }

@@ -1,19 +1,22 @@
 //! Three times as many arrivals as the service takes: what it refuses, and that what it accepts does not wait for ever.
 //!
-//! Arrivals keep to their schedule; those that find every connection of the generator busy are dropped and counted, never sent.
+//! Arrivals keep to their schedule; those that find every stream of the generator busy are dropped and counted, never sent. There are
+//! more streams than the queues of the service hold, or the generator would bound what waits, and the service would refuse nothing.
 
 use super::Bench;
 use super::half::over_time;
 use super::stand::Stand;
-use crate::load::{Arrivals, Kind, Plan, Second, Step, Tally};
-use crate::report::{Cell, Findings, mebibytes, millis};
+use crate::load::{Arrivals, Kind, Plan, Protocol, Second, Step, Tally};
+use crate::report::{Cell, Findings, grouped, mebibytes, millis};
 use crate::server::{Memory, Setup};
 use anyhow::{Result, ensure};
 use std::time::Duration;
 
 const TIMES: f64 = 3.0;
-/// Clients that wait for an answer at the same time.
-const IN_FLIGHT: u32 = 2_048;
+/// Requests that wait for an answer at the same time: as many again as the default queue of a lane holds.
+const IN_FLIGHT: u32 = 8_192;
+/// Streams of HTTP/2 on so many connections: as many of HTTP/1.1 would want more open files than a process usually may have.
+const PROTOCOL: Protocol = Protocol::Http2 { connections: 64 };
 /// Arrivals that may wait for one of them.
 const QUEUE_MAX: usize = 2_048;
 /// Half of saturation, before and after.
@@ -21,8 +24,16 @@ const CALM: Duration = Duration::from_secs(5);
 
 /// How the service is set, the name of its plot, and what its lanes queue then.
 const CASES: [(&str, &str, Option<&str>); 2] = [
-    ("default queues (4 lanes of 4,096)", "default-queues", None),
-    ("short queues (4 lanes of 128)", "short-queues", Some("128")),
+    (
+        "default queues (4,096 commands a lane)",
+        "default-queues",
+        None,
+    ),
+    (
+        "short queues (128 commands a lane)",
+        "short-queues",
+        Some("128"),
+    ),
 ];
 
 struct Overloaded {
@@ -45,11 +56,12 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let mut findings = Findings::default();
     findings.text(format!(
         "Arrivals at half of saturation for {} s, then at {:.0} a second for {} s, three times what everything together takes, then at half \
-         again; from 2,048 connections that each wait for their answer. Latency is that of accepted events from the intended start: the \
+         again; over {} streams of HTTP/2 that each wait for their answer. Latency is that of accepted events from the intended start: the \
          median of the p50 and p99 of the seconds of overload, and of the last three of the calm after it.",
         CALM.as_secs(),
         TIMES * saturated.rate,
-        lasts.as_secs()
+        lasts.as_secs(),
+        grouped(IN_FLIGHT.into())
     ));
     findings.table(
         [
@@ -98,6 +110,7 @@ async fn overloaded(
     let work = bench.lab.with_ledger("overload", async |ledger| {
         let mut stand = Stand::raise(bench, ledger, &setup).await?;
         let plan = Plan {
+            protocol: PROTOCOL,
             arrivals: Arrivals::Stepped(steps),
             in_flight: IN_FLIGHT,
             queue_max: QUEUE_MAX,

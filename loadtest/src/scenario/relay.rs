@@ -5,11 +5,8 @@
 
 use super::Bench;
 use super::stand::{Delivered, Stand};
-use crate::load::{Arrivals, Kind, Plan, Tally};
-use crate::report::plot::by_percentile;
-use crate::report::{
-    Axis, Cell, Findings, Plot, Scale, budget, grouped, millis, percentiles, quantile_ms,
-};
+use crate::load::{Kind, Plan, Tally};
+use crate::report::{Cell, Findings, budget, grouped, millis, plot, quantile_ms};
 use crate::server::Setup;
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
@@ -19,10 +16,10 @@ use tokio::time::Instant;
 const ALL_ROLES: &str = "api,relay,keeper";
 /// Rates whose lag is measured, in events a second; the second is the budget's.
 const RATES: [f64; 2] = [100.0, 1_000.0];
-/// Connections of an open loop.
-const IN_FLIGHT: u32 = 512;
 /// Events that wait when a relay begins.
 const BACKLOG: u64 = 100_000;
+/// How long is looked at what is possible beside a snapshot, and without one.
+const CAPACITY_LASTS: Duration = Duration::from_secs(6);
 const BACKLOG_LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs it.
@@ -34,14 +31,14 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let mut findings = Findings::default();
     let lags = lags(bench, saturated.in_flight).await.context("lag")?;
     lag_findings(&mut findings, &lags);
-    let drained = backlog(bench).await.context("backlog")?;
+    let (events, drained) = backlog(bench).await.context("backlog")?;
     findings.text(format!(
         "A backlog of {} events, written while no relay ran: a relay that starts then delivers it in {:.1} s, {:.0} messages a second.",
-        grouped(BACKLOG),
+        grouped(events),
         drained.as_secs_f64(),
-        BACKLOG as f64 / drained.as_secs_f64()
+        events as f64 / drained.as_secs_f64()
     ));
-    let held = held(bench, saturated.rate / 2.0, saturated.in_flight)
+    let held = held(bench, saturated.half(), saturated.in_flight)
         .await
         .context("a session held open")?;
     held_findings(&mut findings, &held);
@@ -55,28 +52,18 @@ async fn lags(bench: &Bench, in_flight: u32) -> Result<Vec<Lag>> {
     let lasts = bench.seconds(10, 60);
     let work = bench.lab.with_ledger("relay", async |ledger| {
         let mut stand = Stand::raise(bench, ledger, &Setup::roles(ALL_ROLES)).await?;
-        let mut plans = Vec::new();
+        let mut measured = Vec::new();
         for per_second in RATES {
-            let plan = Plan {
-                arrivals: Arrivals::Poisson { per_second },
-                in_flight: IN_FLIGHT,
-                lasts,
-                ..stand.plan(Kind::Transfer)?
-            };
-            plans.push((format!("{per_second:.0} a second"), plan));
+            let (tally, lag_us) = stand.arrive(per_second, lasts).await?;
+            measured.push((format!("{per_second:.0} a second"), tally, lag_us));
         }
         let plan = Plan {
             in_flight,
             lasts,
             ..stand.plan(Kind::Transfer)?
         };
-        plans.push((format!("saturation, {in_flight} in flight"), plan));
-        let mut measured = Vec::new();
-        for (name, plan) in plans {
-            stand.take_lag_us()?;
-            let delivered = stand.deliver(plan).await?;
-            measured.push((name, delivered.tally, stand.take_lag_us()?));
-        }
+        let (tally, lag_us) = stand.deliver_lag(plan).await?;
+        measured.push((format!("saturation, {in_flight} in flight"), tally, lag_us));
         stand.finish().await?;
         Ok(measured)
     });
@@ -88,44 +75,17 @@ fn lag_findings(findings: &mut Findings, lags: &[Lag]) {
         findings.row(&budget::RELAY_LAG, quantile_ms(lag_us, 0.99));
     }
     findings.text("From the commit to the receipt by a consumer:");
-    let lines = lags.iter().map(|(name, tally, lag_us)| {
-        let [p50, p90, p99, p999, max] = percentiles(lag_us);
-        [
-            name.as_str().into(),
-            Cell::Rate(tally.rate()),
-            p50,
-            p90,
-            p99,
-            p999,
-            max,
-        ]
-    });
-    findings.table(
-        [
-            "load", "events/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms",
-        ],
-        lines.collect(),
-    );
-    findings.plot(Plot {
-        file: "lag".to_owned(),
-        title: "From the commit to a consumer, by percentile".to_owned(),
-        x: Axis {
-            label: "percentile",
-            scale: Scale::Nines,
-        },
-        y: Axis {
-            label: "ms",
-            scale: Scale::Log10,
-        },
-        series: lags
-            .iter()
-            .map(|(name, _, lag_us)| by_percentile(name, lag_us))
-            .collect(),
-    });
+    let loads = lags.iter();
+    findings.loads(loads.map(|(name, tally, lag_us)| (name.as_str(), tally.rate(), lag_us)));
+    findings.plot(plot::percentiles(
+        "lag",
+        "From the commit to a consumer, by percentile",
+        lags.iter().map(|(name, _, lag_us)| (name.as_str(), lag_us)),
+    ));
 }
 
-/// How long a relay takes for a backlog, from its start to the last receipt.
-async fn backlog(bench: &Bench) -> Result<Duration> {
+/// A backlog, and how long a relay takes for it, from its start to the last receipt.
+async fn backlog(bench: &Bench) -> Result<(u64, Duration)> {
     let work = bench.lab.with_ledger("relay", async |ledger| {
         let mut stand = Stand::raise_for_later(bench, ledger, &Setup::roles("api,keeper")).await?;
         let left = BACKLOG.saturating_sub(u64::from(bench.users));
@@ -136,98 +96,115 @@ async fn backlog(bench: &Bench) -> Result<Duration> {
             count_max: left,
             ..stand.plan(Kind::Transfer)?
         };
-        stand.drive(plan).await?;
+        let events = u64::from(bench.users) + stand.drive(plan).await?.created;
         let began = Instant::now();
         let relay = ledger.serve(&Setup::roles("relay")).await?;
         stand.drained().await?;
         let took = began.elapsed();
         relay.stop().await?;
         stand.finish().await?;
-        Ok(took)
+        Ok((events, took))
     });
     work.await
 }
 
-/// A session that holds a snapshot: before, and while it is held.
+/// What goes on around a session that holds a snapshot.
 struct Held {
-    /// A closed loop before it, and at the end of it.
-    capacity: [Delivered; 2],
-    /// Half load without it, and with it; with the lag in microseconds.
-    half: [(Tally, Histogram<u64>); 2],
+    before: Moment,
+    /// At its end.
+    during: Moment,
+    /// With what it had kept removed: how much of the difference is the machine's, and of the longer history.
+    after: Moment,
     held_for: Duration,
+}
+
+/// Half load for a while, and then what is possible.
+struct Moment {
+    half: Tally,
+    /// Of its messages, in microseconds.
+    lag_us: Histogram<u64>,
+    /// A closed loop.
+    capacity: Delivered,
 }
 
 async fn held(bench: &Bench, per_second: f64, in_flight: u32) -> Result<Held> {
     let held_for = bench.seconds(60, 600);
     let work = bench.lab.with_ledger("relay", async |ledger| {
         let mut stand = Stand::raise(bench, ledger, &Setup::roles(ALL_ROLES)).await?;
-        let before = at_half(&mut stand, per_second, bench.seconds(10, 60)).await?;
-        let capacity_before = at_capacity(&mut stand, in_flight).await?;
+        let free = bench.seconds(8, 60);
+        let before = moment(&mut stand, per_second, free, in_flight).await?;
         let client = ledger.database.connect().await?;
         // The snapshot is taken by the first query, and lives until the transaction ends.
         client
             .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
             .await?;
-        let during = at_half(&mut stand, per_second, held_for).await?;
-        let capacity_during = at_capacity(&mut stand, in_flight).await?;
+        let during = moment(&mut stand, per_second, held_for, in_flight).await?;
         client.batch_execute("COMMIT").await?;
+        // As autovacuum would within a minute.
+        client
+            .batch_execute("VACUUM (ANALYZE)")
+            .await
+            .context("VACUUM")?;
+        let after = moment(&mut stand, per_second, free, in_flight).await?;
         stand.finish().await?;
         Ok(Held {
-            capacity: [capacity_before, capacity_during],
-            half: [before, during],
+            before,
+            during,
+            after,
             held_for,
         })
     });
     work.await
 }
 
-async fn at_half(
+async fn moment(
     stand: &mut Stand<'_>,
     per_second: f64,
     lasts: Duration,
-) -> Result<(Tally, Histogram<u64>)> {
-    let plan = Plan {
-        arrivals: Arrivals::Poisson { per_second },
-        in_flight: IN_FLIGHT,
-        lasts,
-        ..stand.plan(Kind::Transfer)?
-    };
-    stand.take_lag_us()?;
-    let delivered = stand.deliver(plan).await?;
-    Ok((delivered.tally, stand.take_lag_us()?))
-}
-
-async fn at_capacity(stand: &mut Stand<'_>, in_flight: u32) -> Result<Delivered> {
+    in_flight: u32,
+) -> Result<Moment> {
+    let (half, lag_us) = stand.arrive(per_second, lasts).await?;
     let plan = Plan {
         in_flight,
-        lasts: Duration::from_secs(6),
+        lasts: CAPACITY_LASTS,
         ..stand.plan(Kind::Transfer)?
     };
-    stand.deliver(plan).await
+    Ok(Moment {
+        half,
+        lag_us,
+        capacity: stand.deliver(plan).await?,
+    })
 }
 
 fn held_findings(findings: &mut Findings, held: &Held) {
-    let [before, during] = &held.capacity;
+    let free = |of: fn(&Moment) -> f64| f64::midpoint(of(&held.before), of(&held.after));
+    let [writes, relay]: [fn(&Moment) -> f64; 2] = [
+        |moment| moment.capacity.tally.rate(),
+        |moment| moment.capacity.rate,
+    ];
     findings.row(
         &budget::HELD_WRITES,
-        lost_percent(before.tally.rate(), during.tally.rate()),
+        lost_percent(free(writes), writes(&held.during)),
     );
-    findings.row(&budget::HELD_RELAY, lost_percent(before.rate, during.rate));
+    findings.row(
+        &budget::HELD_RELAY,
+        lost_percent(free(relay), relay(&held.during)),
+    );
     findings.text(format!(
         "A session that holds a REPEATABLE READ snapshot open for {} s at half load, so that nothing dead can be removed. Half load is an \
-         open loop; what is still possible at the end, with the snapshot still held, is a closed one:",
+         open loop; what is still possible at the end, with the snapshot still held, is a closed one. What is lost is counted from the \
+         mean of before and after:",
         held.held_for.as_secs()
     ));
-    let line = |name: &str, (half, lag_us): &(Tally, Histogram<u64>), capacity: &Delivered| {
+    let line = |name: &str, moment: &Moment| {
         [
             name.into(),
-            millis(quantile_ms(&half.latency_us, 0.99)),
-            millis(quantile_ms(lag_us, 0.99)),
-            Cell::Rate(capacity.tally.rate()),
-            Cell::Rate(capacity.rate),
+            millis(quantile_ms(&moment.half.latency_us, 0.99)),
+            millis(quantile_ms(&moment.lag_us, 0.99)),
+            Cell::Rate(writes(moment)),
+            Cell::Rate(relay(moment)),
         ]
     };
-    let [half_before, half_during] = &held.half;
     findings.table(
         [
             "",
@@ -237,8 +214,9 @@ fn held_findings(findings: &mut Findings, held: &Held) {
             "delivered/s",
         ],
         vec![
-            line("without", half_before, before),
-            line("held open", half_during, during),
+            line("before", &held.before),
+            line("held open", &held.during),
+            line("let go and vacuumed", &held.after),
         ],
     );
 }

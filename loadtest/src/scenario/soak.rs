@@ -30,8 +30,7 @@ struct Sample {
 /// # Errors
 /// When the run fails its gate.
 pub async fn run(bench: &mut Bench) -> Result<Findings> {
-    let saturated = bench.saturated().await?;
-    let per_second = (saturated.rate / 2.0).max(1.0);
+    let per_second = bench.saturated().await?.half();
     let lasts = bench.seconds(60, 1_800);
     let work = bench.lab.with_ledger("soak", async |ledger| {
         let mut stand = Stand::raise(bench, ledger, &Setup::roles("api,relay,keeper")).await?;

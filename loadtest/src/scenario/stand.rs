@@ -5,9 +5,10 @@
 use super::Bench;
 use crate::cgroup::Usage;
 use crate::consumer::Consumer;
+use crate::fill::{self, fill};
 use crate::gate::Gate;
 use crate::lab::Ledger;
-use crate::load::{self, Kind, Mix, Pace, Plan, Reads, Spread, Tally, Target, VERSIONS};
+use crate::load::{self, Arrivals, Kind, Mix, Pace, Plan, Reads, Spread, Tally, Target, VERSIONS};
 use crate::server::{Server, Setup};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
@@ -20,8 +21,12 @@ const FUNDS: u64 = 1_000_000_000;
 const FUNDING_LIMIT: Duration = Duration::from_secs(600);
 /// Requests in flight meanwhile.
 const FUNDING_IN_FLIGHT: u32 = 64;
+/// Connections of an open loop: more than are ever in flight at half of saturation.
+const ARRIVALS_IN_FLIGHT: u32 = 512;
 /// Arrivals that may wait for a free connection.
 const QUEUE_MAX: usize = 100_000;
+/// Users of a load on a ledger that is one user's: that one, and those that he pays.
+const ONE_AND_OTHERS: u32 = 3;
 /// Driven before each measured time.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// How long a run takes that does not say otherwise.
@@ -129,6 +134,23 @@ impl<'a> Stand<'a> {
         })
     }
 
+    /// The same on a ledger whose events are all deposits of one user, `u-1`; the load has two others besides. The relay is paused.
+    ///
+    /// # Errors
+    /// When the ledger cannot be filled, or the server does not get ready.
+    pub async fn raise_one_user(bench: &Bench, ledger: &'a Ledger, events: u64) -> Result<Self> {
+        let plan = fill::Plan {
+            events,
+            users: 1,
+            kind: fill::Kind::Deposits,
+            seed: 1,
+            keep_indexes: false,
+        };
+        fill(&ledger.database, &ledger.name, plan).await?;
+        let setup = Setup::roles("api,keeper");
+        Self::raise_filled(bench, ledger, &setup, ONE_AND_OTHERS).await
+    }
+
     /// Reads of these paths in a closed loop of one, to be changed as needed.
     ///
     /// # Errors
@@ -202,6 +224,35 @@ impl<'a> Stand<'a> {
         })
     }
 
+    /// Random transfers that arrive at this rate, whether those before are answered or not, until all of them were received. Comes
+    /// with how long their messages were under way from the commit to the consumer, in microseconds.
+    ///
+    /// # Errors
+    /// As [`Stand::deliver`].
+    pub async fn arrive(
+        &mut self,
+        per_second: f64,
+        lasts: Duration,
+    ) -> Result<(Tally, Histogram<u64>)> {
+        let plan = Plan {
+            arrivals: Arrivals::Poisson { per_second },
+            in_flight: ARRIVALS_IN_FLIGHT,
+            lasts,
+            ..self.plan(Kind::Transfer)?
+        };
+        self.deliver_lag(plan).await
+    }
+
+    /// Delivers a plan; comes with how long its messages were under way from the commit to the consumer, in microseconds.
+    ///
+    /// # Errors
+    /// As [`Stand::deliver`].
+    pub async fn deliver_lag(&mut self, plan: Plan) -> Result<(Tally, Histogram<u64>)> {
+        self.take_lag_us()?;
+        let delivered = self.deliver(plan).await?;
+        Ok((delivered.tally, self.take_lag_us()?))
+    }
+
     /// Waits until everything stored was received; nothing to wait for without a consumer.
     ///
     /// # Errors
@@ -217,18 +268,21 @@ impl<'a> Stand<'a> {
     ///
     /// # Errors
     /// When the server has no relay.
-    pub fn take_lag_us(&self) -> Result<Histogram<u64>> {
+    fn take_lag_us(&self) -> Result<Histogram<u64>> {
         let consumer = self.consumer.as_ref().context("nobody receives")?;
         Ok(consumer.take_lag_us())
     }
 
-    /// Proves the ledger and stops the server; what it used comes back when it was limited.
+    /// Proves the ledger and stops the server and the consumer; what the server used comes back when it was limited.
     ///
     /// # Errors
     /// When anything does not agree.
     pub async fn finish(self) -> Result<Option<Usage>> {
         self.drained().await?;
         let usage = self.server.stop().await?;
+        if let Some(consumer) = self.consumer {
+            consumer.finish().await?;
+        }
         self.gate.prove(self.ledger).await.context("the gate")?;
         Ok(usage)
     }
