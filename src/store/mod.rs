@@ -17,6 +17,7 @@ pub mod reads;
 pub mod session;
 pub mod snapshots;
 pub mod tail;
+mod tid;
 
 use sha2::{Digest, Sha256};
 

@@ -118,6 +118,46 @@ async fn few_held_rows_among_many_are_found_by_their_indexes() {
     }
 }
 
+/// Case R9.
+#[tokio::test]
+async fn r9_rows_are_deleted_by_look_ups_however_many_dead_ones_an_old_snapshot_keeps() {
+    const ROWS: i64 = 300;
+    let f = Fixture::new().await;
+    let old = f.session().await;
+    old.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT")
+        .await
+        .unwrap();
+    let fill = format!(
+        "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
+         INSERT INTO outbox (position, shard, user_no, recorded_at) SELECT n, n % 16, n, now() FROM generate_series(1, 30000) n;
+         DELETE FROM outbox WHERE position <= 30000 - {ROWS};
+         ANALYZE outbox"
+    );
+    f.client.batch_execute(&fill).await.unwrap();
+    let positions: Vec<i64> = (30_001 - ROWS..=30_000).collect();
+    for name in ["outbox_delete", "outbox_hold", "outbox_postpone"] {
+        let found = outbox::STATEMENTS.iter().find(|(this, _)| *this == name);
+        let sql = format!("EXPLAIN (ANALYZE, BUFFERS) {}", found.unwrap().1);
+        let parameters: &[(&(dyn ToSql + Sync), Type)] = match name {
+            "outbox_delete" => &[(&positions, Type::INT8_ARRAY)],
+            "outbox_hold" => &[(&positions, Type::INT8_ARRAY), (&60.0_f64, Type::FLOAT8)],
+            _ => &[
+                (&positions, Type::INT8_ARRAY),
+                (&0_i32, Type::INT4),
+                (&1_000.0_f64, Type::FLOAT8),
+            ],
+        };
+        f.client.batch_execute("BEGIN").await.unwrap();
+        let plan = explain(&f.client, &sql, parameters).await;
+        f.client.batch_execute("ROLLBACK").await.unwrap();
+        let touched = plan.split_once("shared hit=").unwrap().1;
+        let touched = touched.split(|c: char| !c.is_ascii_digit()).next().unwrap();
+        let touched: i64 = touched.parse().unwrap();
+        // A look-up goes down an index of three levels; an update also writes to indexes. All rows, dead ones included, are 30,000.
+        assert!(touched < 60 * ROWS, "{name}: {touched} pages: {plan}");
+    }
+}
+
 async fn explain(client: &Client, sql: &str, parameters: &[(&(dyn ToSql + Sync), Type)]) -> String {
     let rows = client.query_typed(sql, parameters).await.unwrap();
     rows.iter()

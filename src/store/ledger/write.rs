@@ -4,6 +4,7 @@
 
 use super::super::numeric::Numeric;
 use super::super::outbox::Record;
+use super::super::tid::Tid;
 use super::{BatchError, Locked, Statements, address, subject};
 use crate::domain::{Accepted, Account, Address, Draft, Guard, Subject, UserState};
 use futures_util::future::{join, join3, join4};
@@ -300,7 +301,7 @@ impl<'a> PostingRows<'a> {
 /// New heads of the users that had a row before the batch.
 #[derive(Default)]
 struct HeadRows<'a> {
-    users: Vec<i64>,
+    places: Vec<Tid>,
     before: Vec<i64>,
     after: Vec<i64>,
     heads: Vec<&'a [u8]>,
@@ -310,15 +311,11 @@ struct HeadRows<'a> {
 impl<'a> HeadRows<'a> {
     fn of(locked: &'a Locked) -> Result<Self, BatchError> {
         let mut rows = HeadRows::default();
-        for (subject, before) in &locked.users_before {
-            let (Some(after), Some(number)) = (
-                locked.state.users.get(subject),
-                locked.user_nos.get(subject),
-            ) else {
-                return Err(BatchError::Corrupt("user"));
-            };
+        for (subject, (place, before)) in &locked.users_before {
+            let after = locked.state.users.get(subject);
+            let after = after.ok_or(BatchError::Corrupt("user"))?;
             if after.sequence != before.sequence {
-                rows.users.push(*number);
+                rows.places.push(*place);
                 rows.before.push(signed(before.sequence)?);
                 rows.after.push(signed(after.sequence)?);
                 rows.heads.push(&after.head);
@@ -329,14 +326,14 @@ impl<'a> HeadRows<'a> {
     }
 
     async fn update(&self, client: &Client, statements: &Statements) -> Result<(), BatchError> {
-        if self.users.is_empty() {
+        if self.places.is_empty() {
             return Ok(());
         }
         let written = client
             .execute(
                 &statements.update_users,
                 &[
-                    &self.users,
+                    &self.places,
                     &self.before,
                     &self.after,
                     &self.heads,
@@ -344,7 +341,7 @@ impl<'a> HeadRows<'a> {
                 ],
             )
             .await?;
-        counted(written, self.users.len(), "a user's head")
+        counted(written, self.places.len(), "a user's head")
     }
 }
 
@@ -352,8 +349,7 @@ impl<'a> HeadRows<'a> {
 #[derive(Default)]
 struct BalanceRows<'a> {
     new: (Vec<i64>, Vec<&'a str>, Vec<Numeric>),
-    accounts: Vec<i64>,
-    assets: Vec<&'a str>,
+    places: Vec<Tid>,
     before: Vec<Numeric>,
     after: Vec<Numeric>,
 }
@@ -361,25 +357,19 @@ struct BalanceRows<'a> {
 impl<'a> BalanceRows<'a> {
     fn of(locked: &'a Locked) -> Result<Self, BatchError> {
         let mut rows = BalanceRows::default();
-        for (place, after) in &locked.state.balances {
-            let before = locked.balances_before.get(place);
-            if before == Some(after) {
-                continue;
-            }
-            let account = *locked
-                .account_nos
-                .get(&place.0)
-                .ok_or(BatchError::Corrupt("account"))?;
-            match before {
-                Some(before) => {
-                    rows.accounts.push(account);
-                    rows.assets.push(place.1.as_str());
+        for (name, after) in &locked.state.balances {
+            match locked.balances_before.get(name) {
+                Some((_, before)) if before == after => {}
+                Some((place, before)) => {
+                    rows.places.push(*place);
                     rows.before.push(Numeric(*before));
                     rows.after.push(Numeric(*after));
                 }
                 None => {
-                    rows.new.0.push(account);
-                    rows.new.1.push(place.1.as_str());
+                    let account = locked.account_nos.get(&name.0);
+                    let account = account.ok_or(BatchError::Corrupt("account"))?;
+                    rows.new.0.push(*account);
+                    rows.new.1.push(name.1.as_str());
                     rows.new.2.push(Numeric(*after));
                 }
             }
@@ -399,16 +389,16 @@ impl<'a> BalanceRows<'a> {
     }
 
     async fn update(&self, client: &Client, statements: &Statements) -> Result<(), BatchError> {
-        if self.accounts.is_empty() {
+        if self.places.is_empty() {
             return Ok(());
         }
         let written = client
             .execute(
                 &statements.update_balances,
-                &[&self.accounts, &self.assets, &self.before, &self.after],
+                &[&self.places, &self.before, &self.after],
             )
             .await?;
-        counted(written, self.accounts.len(), "a balance")
+        counted(written, self.places.len(), "a balance")
     }
 }
 
