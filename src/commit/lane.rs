@@ -3,8 +3,8 @@
 //! Every failure ends in an answer: run again, split, 503 when nothing was written, 504 when that cannot be learned. A
 //! COMMIT is never cancelled.
 
-use super::queue::{Queue, Rows};
-use super::{Outcome, Phase, Recorded, Settings, Unavailable, record};
+use super::queue::{Command, Queue};
+use super::{BEGUN_GRACE, Outcome, Phase, Recorded, Settings, Unavailable, record};
 use crate::domain::decide::DedupeKey;
 use crate::domain::{Decision, Draft, Guard, Rejection, Stored, decide};
 use crate::store::fault::{Fault, commit_refused};
@@ -13,6 +13,7 @@ use crate::store::session::{self, Purpose};
 use crate::telemetry::Kind;
 use futures_util::FutureExt;
 use jiff::{SignedDuration, Timestamp};
+use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -45,6 +46,7 @@ const SESSION_BATCHES_MAX: u32 = 100_000;
 /// A command in a lane.
 pub(super) struct Job {
     draft: Draft,
+    rows: Vec<u64>,
     deadline: Instant,
     phase: Arc<Phase>,
     reply: oneshot::Sender<Outcome>,
@@ -65,6 +67,7 @@ impl Job {
         room: OwnedSemaphorePermit,
     ) -> Self {
         Job {
+            rows: rows(&draft),
             draft,
             deadline,
             phase,
@@ -74,21 +77,35 @@ impl Job {
         }
     }
 
-    fn answer(self, outcome: Outcome) {
+    pub(super) fn answer(self, outcome: Outcome) {
         // The request may have gone away; the event stays.
         let _ = self.reply.send(outcome);
     }
 }
 
-/// The rows that a draft will have locked: users, and balances with a floor.
-pub(super) fn rows(draft: &Draft) -> Rows {
+impl Command for Job {
+    fn rows(&self) -> &[u64] {
+        &self.rows
+    }
+
+    fn is_over(&self) -> bool {
+        self.deadline <= Instant::now() || self.phase.is_given_up()
+    }
+}
+
+/// The rows that a draft will have locked: users, balances with a floor, business keys.
+fn rows(draft: &Draft) -> Vec<u64> {
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     let users = draft.locked_users().map(|user| hasher.hash_one(user));
     let balances = draft
         .touched()
         .filter(|(account, _)| matches!(account.guard, Guard::Floor(_)))
         .map(|(account, asset)| hasher.hash_one((&account.address, asset)));
-    users.chain(balances).collect()
+    let keys = draft
+        .unique
+        .iter()
+        .map(|unique| hasher.hash_one((&unique.namespace, &unique.key)));
+    users.chain(balances).chain(keys).collect()
 }
 
 /// Commands that share a transaction, and what has happened to them so far.
@@ -112,6 +129,23 @@ impl Batch {
             conflicts: 0,
             sessions: 0,
             unknown: false,
+        }
+    }
+
+    /// Answers commands that their requests have given up while they waited for locks. When a COMMIT may have happened they stay: it is
+    /// still to be learned.
+    fn drop_abandoned(&mut self) {
+        if self.unknown {
+            return;
+        }
+        let now = Instant::now();
+        let jobs = std::mem::take(&mut self.jobs);
+        let (over, jobs) = jobs
+            .into_iter()
+            .partition::<Vec<Job>, _>(|job| job.deadline + BEGUN_GRACE <= now);
+        self.jobs = jobs;
+        for job in over {
+            job.answer(Outcome::Unavailable(Unavailable::DeadlinePassed));
         }
     }
 
@@ -180,7 +214,7 @@ impl Lane {
             let batch: Vec<Job> = jobs.into_iter().filter_map(|job| self.begin(job)).collect();
             // A bug must cost one batch (its requests learn that the outcome is unknown), not the lane and its users for ever.
             let settled = AssertUnwindSafe(self.settle(batch)).catch_unwind().await;
-            queue.release(self.number);
+            queue.release(self.number, &HashSet::new());
             if settled.is_err() {
                 tracing::error!("a lane panicked; it goes on with a new session");
                 self.session = None;
@@ -205,6 +239,10 @@ impl Lane {
         }
         let mut waiting = vec![Batch::of(jobs)];
         while let Some(mut batch) = waiting.pop() {
+            batch.drop_abandoned();
+            if batch.jobs.is_empty() {
+                continue;
+            }
             match self.attempt(&mut batch).await {
                 Ok(outcomes) => {
                     for (job, outcome) in batch.jobs.into_iter().zip(outcomes) {
@@ -212,6 +250,12 @@ impl Lane {
                     }
                 }
                 Err(failure) => self.recover(batch, &failure, &mut waiting).await,
+            }
+            // Who is answered does not wait for the parts that are left; nor do others for his rows.
+            if !waiting.is_empty() {
+                let left = waiting.iter().flat_map(|batch| &batch.jobs);
+                let kept = left.flat_map(|job| job.rows().iter().copied()).collect();
+                self.queue.release(self.number, &kept);
             }
         }
     }

@@ -124,6 +124,7 @@ impl std::fmt::Debug for Lanes {
 pub struct Drain {
     queue: Arc<Queue<Job>>,
     tasks: JoinSet<()>,
+    metrics: Arc<Metrics>,
 }
 
 impl std::fmt::Debug for Drain {
@@ -141,14 +142,18 @@ impl Drain {
 }
 
 impl Drop for Drain {
-    /// Without lanes nobody answers.
+    /// The lanes go with it, so nobody else will answer.
     fn drop(&mut self) {
         self.queue.close();
+        for job in self.queue.empty() {
+            self.metrics.lane_queue.dec();
+            job.answer(Outcome::Unavailable(Unavailable::Stopping));
+        }
     }
 }
 
 impl Lanes {
-    /// Starts the lanes; each opens its session when it first needs one.
+    /// Starts the lanes; each opens its session at once, and again when it needs one.
     #[must_use]
     pub fn start(settings: &Settings) -> (Self, Drain) {
         let queue = Arc::new(Queue::new(settings.queue));
@@ -162,7 +167,11 @@ impl Lanes {
                 room: Arc::new(Semaphore::new(settings.queue_bytes)),
                 metrics: settings.metrics.clone(),
             },
-            Drain { queue, tasks },
+            Drain {
+                queue,
+                tasks,
+                metrics: settings.metrics.clone(),
+            },
         )
     }
 
@@ -190,9 +199,8 @@ impl Lanes {
         };
         let phase = Arc::new(Phase::default());
         let (reply, mut answer) = oneshot::channel();
-        let rows = lane::rows(&draft);
         let job = Job::new(draft, deadline, phase.clone(), reply, room);
-        match self.queue.push(rows, job) {
+        match self.queue.push(job) {
             Ok(()) => {}
             Err(Refused::Full) => return Outcome::Unavailable(Unavailable::QueueFull),
             Err(Refused::Closed) => return Outcome::Unavailable(Unavailable::Stopping),
@@ -230,6 +238,11 @@ impl Phase {
                 Ordering::Acquire,
             )
             .is_ok()
+    }
+
+    /// Whether the request has given it up.
+    fn is_given_up(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::GIVEN_UP
     }
 
     /// The request gives it up; false when the lane has begun.

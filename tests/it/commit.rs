@@ -2,11 +2,13 @@
 
 use crate::ledger::Ledger;
 use crate::proxy::{Loss, Proxy};
-use daybook::commit::{Lanes, Outcome, Settings, record};
+use daybook::commit::{Lanes, Outcome, Settings, Unavailable, record};
 use daybook::domain::{
     Account, Address, Amount, AmountExpr, Asset, Draft, Guard, IdempotencyKey, Move, Portion,
     Principal, Rejection, Scope, Subject, Target, TypeName, Version,
 };
+use daybook::store::ledger::STATEMENTS;
+use daybook::store::session::{self, Purpose};
 use daybook::telemetry::Metrics;
 use std::sync::Arc;
 use std::time::Duration;
@@ -464,10 +466,7 @@ async fn m10_a_locked_user_is_refused_alone_and_in_bounded_time() {
     for (post, stuck) in posts.into_iter().zip([true, false, false, false]) {
         let outcome = post.await.unwrap();
         if stuck {
-            assert_eq!(
-                outcome,
-                Outcome::Unavailable(daybook::commit::Unavailable::Database)
-            );
+            assert_eq!(outcome, Outcome::Unavailable(Unavailable::Database));
         } else {
             assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
         }
@@ -509,18 +508,69 @@ async fn a_row_that_is_locked_elsewhere_holds_up_only_who_needs_it() {
         held.push(submit(deposit("slow", &key, 5)));
         held.push(submit(draft("rich", &key, 5, world(), slow)));
     }
-    for number in 0..20 {
+    let others = (0..20).map(|number| {
         let name = format!("other-{number}");
-        let outcome = lanes.submit(deposit(&name, "k", 5), soon()).await;
+        lanes.submit(deposit(&name, "k", 5), soon())
+    });
+    for outcome in futures_util::future::join_all(others).await {
         assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
     }
-    assert!(held.iter().all(|command| !command.is_finished()));
+    let of_slow = "SELECT sequence FROM users WHERE subject = 'slow'";
+    assert_eq!(ledger.value::<i64>(of_slow).await, 1, "it is still locked");
     holder.batch_execute("ROLLBACK").await.unwrap();
+    let mut created = 1;
     for command in held {
-        let outcome = command.await.unwrap();
-        assert!(matches!(outcome, Outcome::Created(_)), "{outcome:?}");
+        match command.await.unwrap() {
+            Outcome::Created(_) => created += 1,
+            // It may have waited for the lock for as long as one does.
+            Outcome::Unavailable(Unavailable::Database) => {}
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+    let stored = "SELECT count(*) FROM events WHERE type = 'transfer' AND user_no IN
+                  (SELECT user_no FROM users WHERE subject IN ('slow', 'rich'))";
+    assert_eq!(ledger.value::<i64>(stored).await, created);
+    drain.finish().await;
+    ledger.finish().await;
+}
+
+#[tokio::test]
+async fn locked_rows_are_updated_where_they_lie() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&settings(&ledger));
+    for number in 0..50 {
+        let outcome = lanes.submit(deposit(&format!("user-{number}"), "k", 5), soon());
+        assert!(matches!(outcome.await, Outcome::Created(_)));
     }
     drain.finish().await;
+    let (client, _driver) = session::connect(&ledger.url, &ledger.name, Purpose::Lane)
+        .await
+        .unwrap();
+    for (name, values) in [
+        (
+            "update_users",
+            "'{\"(0,1)\"}', '{1}', '{1}', '{2}', '{\"\\\\x00\"}', '{epoch}'",
+        ),
+        ("update_balances", "'{\"(0,1)\"}', '{1}', '{1}', '{2}'"),
+    ] {
+        let begin = format!("-- {name}\n");
+        let mut statements = STATEMENTS.iter();
+        let sql = statements.find(|sql| sql.starts_with(&begin)).unwrap();
+        let prepare = format!("PREPARE {name} AS {sql}");
+        client.batch_execute(&prepare).await.unwrap();
+        for statistics in [false, true] {
+            if statistics {
+                ledger.admin.batch_execute("ANALYZE").await.unwrap();
+            }
+            let explain = format!("EXPLAIN EXECUTE {name} ({values})");
+            let rows = client.query(&explain, &[]).await.unwrap();
+            let plan: String = rows
+                .iter()
+                .map(|row| row.get::<_, String>(0) + "\n")
+                .collect();
+            assert!(plan.contains("Tid Scan on"), "{plan}");
+        }
+    }
     ledger.finish().await;
 }
 
@@ -556,14 +606,8 @@ async fn a_full_queue_and_a_passed_deadline_are_503_and_write_nothing() {
     );
     let full = lanes.submit(deposit("slow", "d", 5), soon());
     let (queued, full) = futures_util::join!(queued, full);
-    assert_eq!(
-        queued,
-        Outcome::Unavailable(daybook::commit::Unavailable::DeadlinePassed)
-    );
-    assert_eq!(
-        full,
-        Outcome::Unavailable(daybook::commit::Unavailable::QueueFull)
-    );
+    assert_eq!(queued, Outcome::Unavailable(Unavailable::DeadlinePassed));
+    assert_eq!(full, Outcome::Unavailable(Unavailable::QueueFull));
     holder.batch_execute("ROLLBACK").await.unwrap();
     begun.await.unwrap();
     drain.finish().await;
