@@ -33,8 +33,10 @@ const SCAN_GAP: Duration = Duration::from_millis(5);
 const DUE_POLL: Duration = Duration::from_millis(100);
 /// Between two looks for redriven rows, which lie below the floors, and at the outbox as a whole.
 const SURVEY: Duration = Duration::from_secs(5);
-/// How many times as long as a survey took nothing is surveyed.
-const SURVEY_REST: u32 = 30;
+/// How long counting the outbox may take, and how many times as long it then rests at least: it walks what an old snapshot keeps from
+/// being removed, and publishing waits for it.
+const COUNT_LIMIT: Duration = Duration::from_millis(500);
+const COUNT_REST: u32 = 30;
 /// Records read and published at a time; with the limit on a record, a bound on memory.
 const CHUNK: usize = 128;
 /// Bytes of messages that are not confirmed, before no more are published: what a blocked broker may leave in memory.
@@ -78,6 +80,7 @@ pub(super) struct Publisher {
     next_scan: Instant,
     next_due: Instant,
     next_survey: Instant,
+    next_count: Instant,
     pub(super) backoff: Backoff,
 }
 
@@ -132,6 +135,7 @@ impl Publisher {
             next_scan: now,
             next_due: now,
             next_survey: now,
+            next_count: now,
             backoff: Backoff::default(),
         }
     }
@@ -320,20 +324,26 @@ impl Publisher {
         Ok(())
     }
 
-    /// Looks for redriven rows, and measures the outbox.
+    /// Looks for redriven rows, and counts the outbox.
     async fn survey(&mut self, client: &Client) -> Result<(), Fault> {
-        let began = Instant::now();
         for (position, shard, user_no) in within(outbox::redriven(client)).await? {
             self.book.lower(shard, position, user_no);
         }
-        let depth = within(outbox::depth(client)).await?;
+        let began = Instant::now();
+        self.next_survey = began + SURVEY;
+        if began < self.next_count {
+            return Ok(());
+        }
+        let depth = within(outbox::depth_within(client, COUNT_LIMIT)).await?;
+        self.next_count = Instant::now() + began.elapsed() * COUNT_REST;
+        let Some(depth) = depth else {
+            tracing::debug!("counting the outbox takes too long; its metrics stay as they were");
+            return Ok(());
+        };
         let metrics = &self.settings.metrics;
         metrics.outbox_rows.set(depth.waiting);
         metrics.outbox_oldest_seconds.set(depth.oldest_seconds);
         metrics.outbox_parked.set(depth.parked);
-        // It counts, so it walks what an old snapshot keeps from being removed; publishing must not wait for that most of the time.
-        let took = began.elapsed();
-        self.next_survey = Instant::now() + SURVEY.max(took * SURVEY_REST);
         Ok(())
     }
 

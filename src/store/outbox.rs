@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error, Row};
 use uuid::Uuid;
@@ -462,6 +463,21 @@ pub async fn depth(client: &Client) -> Result<Depth, Error> {
             .unwrap_or(0.0),
         parked: row.try_get("parked")?,
     })
+}
+
+/// [`depth`], if it takes no longer than `limit`: it walks rows that are dead and cannot be removed as well.
+///
+/// # Errors
+/// What Postgres answers.
+pub async fn depth_within(client: &Client, limit: Duration) -> Result<Option<Depth>, Error> {
+    let begin = format!("BEGIN; SET LOCAL statement_timeout = {}", limit.as_millis());
+    client.batch_execute(&begin).await?;
+    let depth = depth(client).await;
+    client.batch_execute("ROLLBACK").await?;
+    match depth {
+        Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => Ok(None),
+        depth => depth.map(Some),
+    }
 }
 
 /// Routing keys that hold users back, at most [`LIST_MAX`]; of the events, the million held longest count.

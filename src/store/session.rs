@@ -44,10 +44,8 @@ impl Purpose {
                 "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s \
                  -c idle_session_timeout=15s -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
             }
-            // Nothing it writes needs the flush of its own commit: a delete that a crash undoes is a message published once more, with
-            // the same id, as after any crash; and each flush would be one that the lanes wait for.
             Purpose::Relay => {
-                "-c synchronous_commit=off -c statement_timeout=10s -c lock_timeout=5s -c idle_in_transaction_session_timeout=10s \
+                "-c statement_timeout=10s -c lock_timeout=5s -c idle_in_transaction_session_timeout=10s \
                  -c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off"
             }
             Purpose::Owner => {

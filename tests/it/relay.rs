@@ -124,7 +124,7 @@ async fn r9_rows_are_deleted_by_look_ups_however_many_dead_ones_an_old_snapshot_
     const ROWS: i64 = 300;
     let f = Fixture::new().await;
     let old = f.session().await;
-    old.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT")
+    old.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
         .await
         .unwrap();
     let fill = format!(
@@ -156,6 +156,21 @@ async fn r9_rows_are_deleted_by_look_ups_however_many_dead_ones_an_old_snapshot_
         // A look-up goes down an index of three levels; an update also writes to indexes. All rows, dead ones included, are 30,000.
         assert!(touched < 60 * ROWS, "{name}: {touched} pages: {plan}");
     }
+}
+
+#[tokio::test]
+async fn a_count_that_takes_too_long_costs_its_limit_and_not_the_session() {
+    let f = Fixture::new().await;
+    f.client
+        .batch_execute(
+            "INSERT INTO outbox (position, shard, user_no, recorded_at) SELECT n, n % 16, n, now() FROM generate_series(1, 200000) n",
+        )
+        .await
+        .unwrap();
+    let none = outbox::depth_within(&f.client, Duration::from_millis(1)).await;
+    assert_eq!(none.unwrap(), None);
+    let all = outbox::depth_within(&f.client, Duration::from_secs(60)).await;
+    assert_eq!(all.unwrap().unwrap().waiting, 200_000);
 }
 
 async fn explain(client: &Client, sql: &str, parameters: &[(&(dyn ToSql + Sync), Type)]) -> String {
