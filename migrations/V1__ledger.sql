@@ -34,8 +34,8 @@ CREATE TABLE balances (
 -- Drawn one by one (no cache), after the transaction has its id: see the safe horizon.
 CREATE SEQUENCE events_position_seq CACHE 1;
 
--- The events. `record` is the exact text that was answered, hashed and published. Here and below, columns of a fixed width come first, the
--- widest before the others: rows have no padding between them.
+-- The events. `record` is the exact text that was answered, hashed and published. In events, postings and outbox, columns of a fixed
+-- width come first, the widest before the others: their rows have no padding.
 CREATE TABLE events (
     position        bigint NOT NULL,
     user_no         bigint NOT NULL,
@@ -51,7 +51,7 @@ CREATE TABLE events (
 ) PARTITION BY RANGE (recorded_at);
 CREATE UNIQUE INDEX events_position ON events (position, recorded_at);
 CREATE UNIQUE INDEX events_user_sequence ON events (user_no, sequence, recorded_at);
--- Half the size of one with the keys themselves: pages of a user split in the middle, and keys are long. Who looks one up compares the key, too.
+-- Holds a hash of the key: half the size. A hash can meet another's, so a look-up compares the key as well.
 CREATE INDEX events_user_key ON events (user_no, hashtextextended(idempotency_key, 0));
 CREATE INDEX events_event_id ON events (event_id);
 
@@ -69,14 +69,14 @@ CREATE INDEX postings_account ON postings (account_no, asset, position) INCLUDE 
 -- What is still to be published: points at the event, holds no copy of it.
 CREATE TABLE outbox (
     position    bigint CONSTRAINT outbox_pkey PRIMARY KEY,
-    shard       smallint NOT NULL CONSTRAINT outbox_shard_range CHECK (shard BETWEEN 0 AND 15),
     user_no     bigint NOT NULL,
     recorded_at timestamptz NOT NULL,
-    traceparent text,
-    tries       integer NOT NULL DEFAULT 0,
     held_since  timestamptz,
     not_before  timestamptz,
-    redriven    boolean NOT NULL DEFAULT false
+    tries       integer NOT NULL DEFAULT 0,
+    shard       smallint NOT NULL CONSTRAINT outbox_shard_range CHECK (shard BETWEEN 0 AND 15),
+    redriven    boolean NOT NULL DEFAULT false,
+    traceparent text
 ) WITH (fillfactor = 70);
 CREATE INDEX outbox_shard_position ON outbox (shard, position);
 -- A redriven row comes back below the floor that its shard is scanned from.

@@ -48,7 +48,7 @@ pub struct Metrics {
     pub batch_size: Histogram,
     /// From the first statement to COMMIT's answer, seconds.
     pub commit_seconds: Histogram,
-    /// Commands waiting in lanes.
+    /// Commands waiting for a lane.
     pub lane_queue: Gauge,
     /// Batches run again, by reason.
     pub retries: Family<Kind, Counter>,
@@ -131,7 +131,7 @@ impl Metrics {
         );
         r.register(
             "lane_queue",
-            "Commands waiting in lanes",
+            "Commands waiting for a lane",
             self.lane_queue.clone(),
         );
         r.register("commit_retries", "Batches run again", self.retries.clone());

@@ -26,7 +26,7 @@ const TRANSFER: Script = Script {
     clients: 32,
     events: 1,
 };
-/// As many clients as a pod has lanes: batches of random users meet, so more would only wait for each other.
+/// Batches of random users meet: more clients would only wait for each other.
 const CEILING: Script = Script {
     sql: include_str!("../control/ceiling.sql"),
     clients: 4,

@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use std::time::Duration;
 
 const TIMES: f64 = 3.0;
-/// Requests that wait for an answer at the same time: as many again as the default queue of a lane holds.
+/// Requests that wait for an answer at the same time: twice what the default queue holds.
 const IN_FLIGHT: u32 = 8_192;
 /// Streams of HTTP/2 on so many connections: as many of HTTP/1.1 would want more open files than a process usually may have.
 const PROTOCOL: Protocol = Protocol::Http2 { connections: 64 };
@@ -22,18 +22,10 @@ const QUEUE_MAX: usize = 2_048;
 /// Half of saturation, before and after.
 const CALM: Duration = Duration::from_secs(5);
 
-/// How the service is set, the name of its plot, and what its lanes queue then.
+/// How the service is set, the name of its plot, and what waits for a lane at most.
 const CASES: [(&str, &str, Option<&str>); 2] = [
-    (
-        "default queues (4,096 commands a lane)",
-        "default-queues",
-        None,
-    ),
-    (
-        "short queues (128 commands a lane)",
-        "short-queues",
-        Some("128"),
-    ),
+    ("default queue (4,096 commands)", "default-queue", None),
+    ("short queue (128 commands)", "short-queue", Some("128")),
 ];
 
 struct Overloaded {

@@ -302,6 +302,7 @@ impl<'a> PostingRows<'a> {
 #[derive(Default)]
 struct HeadRows<'a> {
     places: Vec<Tid>,
+    users: Vec<i64>,
     before: Vec<i64>,
     after: Vec<i64>,
     heads: Vec<&'a [u8]>,
@@ -312,10 +313,15 @@ impl<'a> HeadRows<'a> {
     fn of(locked: &'a Locked) -> Result<Self, BatchError> {
         let mut rows = HeadRows::default();
         for (subject, (place, before)) in &locked.users_before {
-            let after = locked.state.users.get(subject);
-            let after = after.ok_or(BatchError::Corrupt("user"))?;
+            let (Some(after), Some(number)) = (
+                locked.state.users.get(subject),
+                locked.user_nos.get(subject),
+            ) else {
+                return Err(BatchError::Corrupt("user"));
+            };
             if after.sequence != before.sequence {
                 rows.places.push(*place);
+                rows.users.push(*number);
                 rows.before.push(signed(before.sequence)?);
                 rows.after.push(signed(after.sequence)?);
                 rows.heads.push(&after.head);
@@ -334,6 +340,7 @@ impl<'a> HeadRows<'a> {
                 &statements.update_users,
                 &[
                     &self.places,
+                    &self.users,
                     &self.before,
                     &self.after,
                     &self.heads,
@@ -350,6 +357,7 @@ impl<'a> HeadRows<'a> {
 struct BalanceRows<'a> {
     new: (Vec<i64>, Vec<&'a str>, Vec<Numeric>),
     places: Vec<Tid>,
+    accounts: Vec<i64>,
     before: Vec<Numeric>,
     after: Vec<Numeric>,
 }
@@ -358,17 +366,20 @@ impl<'a> BalanceRows<'a> {
     fn of(locked: &'a Locked) -> Result<Self, BatchError> {
         let mut rows = BalanceRows::default();
         for (name, after) in &locked.state.balances {
+            let account = || {
+                let account = locked.account_nos.get(&name.0).copied();
+                account.ok_or(BatchError::Corrupt("account"))
+            };
             match locked.balances_before.get(name) {
                 Some((_, before)) if before == after => {}
                 Some((place, before)) => {
                     rows.places.push(*place);
+                    rows.accounts.push(account()?);
                     rows.before.push(Numeric(*before));
                     rows.after.push(Numeric(*after));
                 }
                 None => {
-                    let account = locked.account_nos.get(&name.0);
-                    let account = account.ok_or(BatchError::Corrupt("account"))?;
-                    rows.new.0.push(*account);
+                    rows.new.0.push(account()?);
                     rows.new.1.push(name.1.as_str());
                     rows.new.2.push(Numeric(*after));
                 }
@@ -395,7 +406,7 @@ impl<'a> BalanceRows<'a> {
         let written = client
             .execute(
                 &statements.update_balances,
-                &[&self.places, &self.before, &self.after],
+                &[&self.places, &self.accounts, &self.before, &self.after],
             )
             .await?;
         counted(written, self.places.len(), "a balance")
