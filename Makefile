@@ -55,7 +55,7 @@ smoke:
 	cargo build --release --workspace
 	@$(call MEASURE,,bench smoke --short --report $(TARGET)/smoke)
 
-# Where the time goes at saturation: a flame graph and the dearest statements, in loadtest/report/.
+# Where the time goes at saturation: processor time by program, a flame graph and the dearest statements, in loadtest/report/.
 profile:
 	@$(NEED_CARGO)
 	cargo build --release --workspace
