@@ -93,7 +93,7 @@ impl Command for Job {
     }
 }
 
-/// The rows that a draft will have locked: users, balances with a floor, business keys.
+/// The rows that a draft will have locked, each once: users, balances with a floor, business keys.
 fn rows(draft: &Draft) -> Vec<u64> {
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     let users = draft.locked_users().map(|user| hasher.hash_one(user));
@@ -105,7 +105,10 @@ fn rows(draft: &Draft) -> Vec<u64> {
         .unique
         .iter()
         .map(|unique| hasher.hash_one((&unique.namespace, &unique.key)));
-    users.chain(balances).chain(keys).collect()
+    let mut rows: Vec<u64> = users.chain(balances).chain(keys).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
 }
 
 /// Commands that share a transaction, and what has happened to them so far.

@@ -575,6 +575,47 @@ async fn locked_rows_are_updated_where_they_lie() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_command_counts_once_for_a_row_that_it_needs_twice() {
+    let ledger = Ledger::new().await;
+    let (lanes, drain) = Lanes::start(&Settings {
+        lanes: 1,
+        queue: 8,
+        ..settings(&ledger)
+    });
+    let funded = lanes.submit(deposit("slow", "a", 500), soon()).await;
+    assert!(matches!(funded, Outcome::Created(_)), "{funded:?}");
+    let lock = "SELECT FROM users WHERE subject = 'slow' FOR UPDATE";
+    let holder = hold(&ledger, lock).await;
+    // The subject is also the owner of what is debited.
+    let pay = |key: &str| draft("slow", key, 5, user("slow"), vec![user("other")]);
+    let begun = {
+        let (lanes, first) = (lanes.clone(), pay("b"));
+        tokio::spawn(async move { lanes.submit(first, soon()).await })
+    };
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    crate::ledger::eventually("the batch waits", async || {
+        ledger.value::<i64>(waiting).await > 0
+    })
+    .await;
+    // A quarter of eight may wait for one row.
+    let (c, d, e) = futures_util::join!(
+        lanes.submit(pay("c"), soon()),
+        lanes.submit(pay("d"), soon()),
+        async {
+            let refused = lanes.submit(pay("e"), soon()).await;
+            holder.batch_execute("ROLLBACK").await.unwrap();
+            refused
+        },
+    );
+    let full = Outcome::Unavailable(Unavailable::QueueFull);
+    assert_eq!(e, full);
+    assert!(c != full && d != full, "{c:?}, {d:?}");
+    begun.await.unwrap();
+    drain.finish().await;
+    ledger.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_and_a_passed_deadline_are_503_and_write_nothing() {
     let ledger = Ledger::new().await;
     let (lanes, drain) = Lanes::start(&Settings {
