@@ -40,25 +40,26 @@ check:
 	RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps
 
 # What the ledger costs, beside plain SQL on the same private servers; they are durable, as a real one is. SCENARIO=name runs one at
-# its full length; without it the standard set takes less than a quarter of an hour.
+# its full length; without it the standard set takes less than a quarter of an hour. Built as the image is, which takes longer.
 BENCH_DIR := .daybook/bench
-MEASURE = exec $(TARGET)/release/daybook services run --durable $(1) --dir $(BENCH_DIR) -- $(TARGET)/release/daybook-loadtest $(2) --program $(TARGET)/release/daybook
+MEASURED := cargo build --profile dist --workspace
+MEASURE = exec $(TARGET)/dist/daybook services run --durable $(1) --dir $(BENCH_DIR) -- $(TARGET)/dist/daybook-loadtest $(2) --program $(TARGET)/dist/daybook
 
 bench:
 	@$(NEED_CARGO)
-	cargo build --release --workspace
+	$(MEASURED)
 	@$(call MEASURE,,bench $(SCENARIO))
 
 # The shortest look, in about a minute; writes nothing into the tree.
 smoke:
 	@$(NEED_CARGO)
-	cargo build --release --workspace
+	$(MEASURED)
 	@$(call MEASURE,,bench smoke --short --report $(TARGET)/smoke)
 
 # Where the time goes at saturation: processor time by program, a flame graph and the dearest statements, in loadtest/report/.
 profile:
 	@$(NEED_CARGO)
-	cargo build --release --workspace
+	$(MEASURED)
 	@$(call MEASURE,--statement-statistics,profile)
 
 # What each part of an event's pure path takes, in time. What it takes in instructions is held by CI (.ci/instructions).

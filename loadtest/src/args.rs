@@ -110,11 +110,7 @@ pub struct Services {
     #[arg(long, env = "TEST_SCRATCH_DIR")]
     pub scratch: PathBuf,
     /// The program that serves and verifies. Its variable has no DAYBOOK_ in front: the service refuses names it does not know.
-    #[arg(
-        long,
-        env = "LOADTEST_DAYBOOK",
-        default_value = "target/release/daybook"
-    )]
+    #[arg(long, env = "LOADTEST_DAYBOOK", default_value = "target/dist/daybook")]
     pub program: PathBuf,
 }
 
