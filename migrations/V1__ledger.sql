@@ -1,7 +1,9 @@
 -- The ledger's tables. Every name is unqualified: search_path is the ledger's own schema, so many ledgers share a database.
 -- Amounts are NUMERIC(38,0) minor units; times are microseconds in UTC; hashes are 32 bytes.
 
--- A user: the lock that orders his history, and its head.
+-- A user: the lock that orders his history, and its head. Here and in balances a page has room for more than two versions of each row
+-- besides those that it was filled with: while somebody holds a snapshot, nothing dead makes room, and a version on another page costs
+-- an entry in each index.
 CREATE TABLE users (
     user_no   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     subject   text COLLATE "C" NOT NULL CONSTRAINT users_subject_key UNIQUE,
@@ -9,7 +11,7 @@ CREATE TABLE users (
     sequence  bigint NOT NULL CONSTRAINT users_sequence_not_negative CHECK (sequence >= 0),
     head_hash bytea NOT NULL CONSTRAINT users_head_hash_length CHECK (octet_length(head_hash) = 32),
     last_at   timestamptz NOT NULL
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 30);
 
 -- An account: an address and what the chart said of it when it was opened.
 CREATE TABLE accounts (
@@ -29,7 +31,7 @@ CREATE TABLE balances (
     asset      text COLLATE "C" NOT NULL,
     amount     numeric(38,0) NOT NULL,
     CONSTRAINT balances_pkey PRIMARY KEY (account_no, asset)
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 30);
 
 -- Drawn one by one (no cache), after the transaction has its id: see the safe horizon.
 CREATE SEQUENCE events_position_seq CACHE 1;

@@ -365,6 +365,7 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::outbox::Tid;
     use jiff::Timestamp;
 
     fn row(position: i64, user_no: i64) -> Waiting {
@@ -376,6 +377,7 @@ mod tests {
             traceparent: None,
             tries: 0,
             redriven: false,
+            place: Tid::default(),
         }
     }
 

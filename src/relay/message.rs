@@ -75,6 +75,7 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::outbox::Tid;
     use jiff::Timestamp;
 
     fn parts(event_type: &str, redriven: bool) -> (Waiting, Record) {
@@ -87,6 +88,7 @@ mod tests {
             traceparent: Some("00-a-b-01".into()),
             tries: 0,
             redriven,
+            place: Tid::default(),
         };
         let record = Record {
             position: 9,

@@ -70,9 +70,11 @@ impl Publisher {
             return Ok(());
         }
         self.backoff.reset();
-        let positions: Vec<i64> = done.iter().map(|row| row.position).collect();
-        within(outbox::delete(client, &positions)).await?;
-        count(&self.settings.metrics, "deleted", positions.len());
+        let deleted = within(outbox::delete(client, done)).await?;
+        if usize::try_from(deleted) != Ok(done.len()) {
+            return Err(Fault::Moved);
+        }
+        count(&self.settings.metrics, "deleted", done.len());
         for row in done {
             self.book.gone(row);
         }
@@ -89,15 +91,15 @@ impl Publisher {
             return Ok(());
         }
         let hold_for = Duration::from_secs(self.settings.config.hold_for_s);
-        let positions: Vec<i64> = rows.iter().map(|(row, _)| row.position).collect();
-        let held: HashMap<i64, Duration> = within(outbox::hold(client, &positions, hold_for))
+        let (rows, routing_keys): (Vec<Waiting>, Vec<ShortString>) = rows.into_iter().unzip();
+        let held: HashMap<i64, Duration> = within(outbox::hold(client, &rows, hold_for))
             .await?
             .into_iter()
             .map(|held| (held.position, held.held))
             .collect();
-        for (row, routing_key) in rows {
+        for (row, routing_key) in rows.into_iter().zip(routing_keys) {
             match held.get(&row.position) {
-                None => self.book.gone(&row),
+                None => return Err(Fault::Moved),
                 Some(held) if *held >= hold_for => self.park(client, &row, "unroutable").await?,
                 Some(held) => {
                     if *held < REFUSED_PAUSE {
@@ -123,8 +125,10 @@ impl Publisher {
         if rows.is_empty() {
             return Ok(());
         }
-        let positions: Vec<i64> = rows.iter().map(|row| row.position).collect();
-        within(outbox::postpone(client, &positions, false, pause)).await?;
+        let postponed = within(outbox::postpone(client, rows, false, pause)).await?;
+        if postponed.len() != rows.len() {
+            return Err(Fault::Moved);
+        }
         for row in rows {
             self.book.hold(row.user_no);
         }
@@ -209,7 +213,7 @@ impl Publisher {
         }
         let tried = within(outbox::postpone(
             client,
-            &[row.position],
+            std::slice::from_ref(row),
             true,
             REFUSED_PAUSE,
         ))
@@ -222,10 +226,7 @@ impl Publisher {
                 self.book.hold(row.user_no);
                 Ok(())
             }
-            None => {
-                self.book.gone(row);
-                Ok(())
-            }
+            None => Err(Fault::Moved),
         }
     }
 }

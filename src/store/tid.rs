@@ -1,11 +1,11 @@
-//! `tid` on the wire: where a row's current version lies. True for as long as the transaction that read it has the row locked.
+//! `tid` on the wire: where a row's version lies. Certain only for as long as the transaction that read it has the row locked.
 
 use bytes::{BufMut, BytesMut};
 use std::error::Error;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
 
 /// The place of a row's version: block and line, as Postgres writes them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tid([u8; 6]);
 
 impl ToSql for Tid {
