@@ -18,7 +18,8 @@ mod verdict;
 use secrecy::SecretString;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::config::RelayConfig;
@@ -53,6 +54,8 @@ pub struct RelaySettings {
 pub struct Relay {
     stop_publisher: watch::Sender<bool>,
     stop_leases: watch::Sender<bool>,
+    /// Ends it at once when it is dropped.
+    abort_publisher: Option<oneshot::Sender<()>>,
     publisher: JoinHandle<()>,
     leases: JoinHandle<()>,
     drain_limit: Duration,
@@ -93,10 +96,12 @@ impl Relay {
             )
             .run()
         });
+        let (abort_publisher, aborted) = oneshot::channel();
         Relay {
             stop_publisher,
             stop_leases,
-            publisher: tokio::spawn(publisher),
+            abort_publisher: Some(abort_publisher),
+            publisher: tokio::task::spawn_blocking(|| apart(publisher, aborted)),
             leases: tokio::spawn(leases),
             drain_limit,
         }
@@ -111,10 +116,31 @@ impl Relay {
             .is_err()
         {
             tracing::warn!("the relay stops with messages unconfirmed");
-            self.publisher.abort();
+            self.abort_publisher = None;
         }
         self.stop_leases.send_replace(true);
         let _ = tokio::time::timeout(publish::DELETE_LIMIT, &mut self.leases).await;
+    }
+}
+
+/// Runs a task on this thread alone. The kernel shares the processor among threads: requests, however many wait for it in the other
+/// runtime, cannot keep the task from its turn.
+fn apart(task: impl Future<Output = ()>, aborted: oneshot::Receiver<()>) {
+    let work = async {
+        tokio::select! {
+            () = task => {}
+            _ = aborted => {}
+        }
+    };
+    let apart = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    match apart {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => {
+            tracing::warn!(%error, "the relay has no runtime of its own, and shares that of the requests");
+            Handle::current().block_on(work);
+        }
     }
 }
 
@@ -125,7 +151,7 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.publisher.abort();
+        self.abort_publisher = None;
         self.leases.abort();
     }
 }
