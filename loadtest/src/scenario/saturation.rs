@@ -14,6 +14,9 @@ const IN_FLIGHT: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024];
 /// Where saturation is usually found, for who only needs to know about where it is.
 const IN_FLIGHT_SHORT: [u32; 2] = [64, 256];
 
+/// From so many on a step of the standard set is longer: the most is found there, and what the relay is behind at its end counts as time.
+const SATURATED_FROM: u32 = 128;
+
 const HEAD: [&str; 8] = [
     "in flight",
     "events/s",
@@ -30,7 +33,9 @@ const HEAD: [&str; 8] = [
 /// # Errors
 /// When a run fails its gate.
 pub async fn run(bench: &mut Bench) -> Result<Findings> {
-    let lasts = bench.seconds(2, 10);
+    let lasts: fn(&Bench, u32) -> Duration = |bench, in_flight| {
+        bench.seconds(if in_flight < SATURATED_FROM { 2 } else { 5 }, 10)
+    };
     let paused = paused(bench, lasts).await?;
     let delivered = delivered(bench, &IN_FLIGHT, lasts).await?;
     bench.saturated = Some(best(&delivered)?);
@@ -70,20 +75,23 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
 /// # Errors
 /// When a run fails its gate.
 pub async fn find(bench: &mut Bench) -> Result<Saturated> {
-    let lasts = Duration::from_secs(4);
+    let lasts = |_: &Bench, _| Duration::from_secs(4);
     let found = best(&delivered(bench, &IN_FLIGHT_SHORT, lasts).await?)?;
     bench.saturated = Some(found);
     Ok(found)
 }
 
-async fn paused(bench: &Bench, lasts: Duration) -> Result<Vec<(u32, Tally)>> {
+async fn paused(
+    bench: &Bench,
+    lasts: fn(&Bench, u32) -> Duration,
+) -> Result<Vec<(u32, Tally)>> {
     let work = bench.lab.with_ledger("saturation", async |ledger| {
         let mut stand = Stand::raise(bench, ledger, &Setup::roles("api,keeper")).await?;
         let mut steps = Vec::new();
         for in_flight in IN_FLIGHT {
             let plan = Plan {
                 in_flight,
-                lasts,
+                lasts: lasts(bench, in_flight),
                 ..stand.plan(Kind::Transfer)?
             };
             steps.push((in_flight, stand.drive(plan).await?));
@@ -97,7 +105,7 @@ async fn paused(bench: &Bench, lasts: Duration) -> Result<Vec<(u32, Tally)>> {
 async fn delivered(
     bench: &Bench,
     in_flight: &[u32],
-    lasts: Duration,
+    lasts: fn(&Bench, u32) -> Duration,
 ) -> Result<Vec<(u32, Delivered)>> {
     let work = bench.lab.with_ledger("saturation", async |ledger| {
         let mut stand = Stand::raise(bench, ledger, &Setup::roles("api,relay,keeper")).await?;
@@ -105,7 +113,7 @@ async fn delivered(
         for in_flight in in_flight {
             let plan = Plan {
                 in_flight: *in_flight,
-                lasts,
+                lasts: lasts(bench, *in_flight),
                 ..stand.plan(Kind::Transfer)?
             };
             steps.push((*in_flight, stand.deliver(plan).await?));
