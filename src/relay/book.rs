@@ -289,6 +289,13 @@ impl Book {
         self.forget(user_no);
     }
 
+    /// Forgets a user whose first row was not where it had been seen: another relay has settled it, this one has in a statement that it gave
+    /// up waiting for, or somebody has rewritten the table. The next scan finds it, if it is still there.
+    pub fn moved(&mut self, row: &Waiting) {
+        self.forget(row.user_no);
+        self.lower(row.shard, row.position, row.user_no);
+    }
+
     fn keep_head(&mut self, user_no: i64) {
         if let Some(user) = self.users.get_mut(&user_no) {
             self.known -= user.rows.len().saturating_sub(1);
@@ -461,6 +468,27 @@ mod tests {
         book.offer(vec![row(6, 7)], 10);
         assert_eq!(floor(&book, 7), 5);
         assert_eq!(positions(&book.pick(10, 10)), [6]);
+    }
+
+    #[test]
+    fn a_row_that_has_moved_is_scanned_again() {
+        let mut book = book();
+        book.offer(vec![row(5, 7), row(6, 7)], 9);
+        let out = book.pick(10, 10);
+        book.offer(vec![], 9);
+        assert_eq!((floor(&book, 7), floor(&book, 8)), (4, 9));
+        book.moved(&out[0]);
+        book.offer(vec![row(6, 7)], 9);
+        assert_eq!((book.out(), floor(&book, 7)), (0, 5));
+        assert_eq!(positions(&book.pick(10, 10)), [6]);
+        // One that was late lies below the floor.
+        book.hold(7);
+        book.offer(vec![], 9);
+        book.offer_late(vec![row(6, 7)]);
+        let late = book.pick(10, 10);
+        assert_eq!(floor(&book, 7), 9);
+        book.moved(&late[0]);
+        assert_eq!(floor(&book, 7), 5);
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts it on the current runtime. Nothing need be reachable: it connects, and connects again, by itself.
+    /// Starts it: the leases on the current runtime, the publisher on a thread. Nothing need be reachable: it connects, and connects again, by itself.
     #[must_use]
     pub fn start(settings: RelaySettings) -> Self {
         settings.handover.open();
@@ -132,11 +132,15 @@ fn apart(task: impl Future<Output = ()>, aborted: oneshot::Receiver<()>) {
             _ = aborted => {}
         }
     };
-    let apart = tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    match apart {
-        Ok(runtime) => runtime.block_on(work),
+    match runtime {
+        Ok(runtime) => {
+            runtime.block_on(work);
+            // A look-up of a name that takes long must not hold up the stop.
+            runtime.shutdown_background();
+        }
         Err(error) => {
             tracing::warn!(%error, "the relay has no runtime of its own, and shares that of the requests");
             Handle::current().block_on(work);

@@ -71,12 +71,14 @@ impl Publisher {
         }
         self.backoff.reset();
         let deleted = within(outbox::delete(client, done)).await?;
-        if usize::try_from(deleted) != Ok(done.len()) {
-            return Err(Fault::Moved);
-        }
-        count(&self.settings.metrics, "deleted", done.len());
+        let deleted = usize::try_from(deleted).unwrap_or(0);
+        count(&self.settings.metrics, "deleted", deleted);
         for row in done {
-            self.book.gone(row);
+            if deleted == done.len() {
+                self.book.gone(row);
+            } else {
+                self.book.moved(row);
+            }
         }
         Ok(())
     }
@@ -99,7 +101,7 @@ impl Publisher {
             .collect();
         for (row, routing_key) in rows.into_iter().zip(routing_keys) {
             match held.get(&row.position) {
-                None => return Err(Fault::Moved),
+                None => self.book.moved(&row),
                 Some(held) if *held >= hold_for => self.park(client, &row, "unroutable").await?,
                 Some(held) => {
                     if *held < REFUSED_PAUSE {
@@ -126,11 +128,15 @@ impl Publisher {
             return Ok(());
         }
         let postponed = within(outbox::postpone(client, rows, false, pause)).await?;
-        if postponed.len() != rows.len() {
-            return Err(Fault::Moved);
-        }
         for row in rows {
-            self.book.hold(row.user_no);
+            if postponed
+                .iter()
+                .any(|(position, _)| *position == row.position)
+            {
+                self.book.hold(row.user_no);
+            } else {
+                self.book.moved(row);
+            }
         }
         Ok(())
     }
@@ -226,7 +232,10 @@ impl Publisher {
                 self.book.hold(row.user_no);
                 Ok(())
             }
-            None => Err(Fault::Moved),
+            None => {
+                self.book.moved(row);
+                Ok(())
+            }
         }
     }
 }

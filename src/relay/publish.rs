@@ -59,9 +59,6 @@ pub(super) enum Fault {
     ConfirmLate,
     #[error("the leases are lost")]
     LeaseLost,
-    /// Another relay has settled them, or somebody has rewritten the table: all is scanned anew.
-    #[error("rows are not where they were seen")]
-    Moved,
 }
 
 /// One relay's publisher.

@@ -56,7 +56,7 @@ CROSS JOIN LATERAL (
 ) e
 CROSS JOIN LATERAL (SELECT subject FROM users WHERE user_no = e.user_no) u";
 
-/// This and the next two change rows at the places where they were seen, and walk no index. An outbox that is mostly empty looks small to
+/// This and the next two find rows at the places where they were seen, and walk no index for it. An outbox that is mostly empty looks small to
 /// the planner, and one index as good as another: it walked all of `outbox_shard_position`, with the dead rows that an old snapshot
 /// keeps (measured: 112,000 pages for 275 rows). A place may have another row by now, so the position is compared as well, with `+ 0` to
 /// keep it from being an index condition.
@@ -377,11 +377,15 @@ pub async fn records(client: &Client, rows: &[&Waiting]) -> Result<Vec<Record>, 
         .collect()
 }
 
+/// Places and positions, in one order for all: should two relays ever change the same rows, neither waits for the other for ever.
 fn places(rows: &[Waiting]) -> (Vec<Tid>, Vec<i64>) {
+    let mut rows: Vec<&Waiting> = rows.iter().collect();
+    rows.sort_unstable_by_key(|row| row.position);
     rows.iter().map(|row| (row.place, row.position)).unzip()
 }
 
-/// Deletes rows whose messages the broker has confirmed; returns how many were where they had been seen.
+/// Deletes rows whose messages the broker has confirmed; returns how many were where they had been seen. Of the others nothing is
+/// known: they may lie elsewhere now.
 ///
 /// # Errors
 /// What Postgres answers.

@@ -535,7 +535,7 @@ async fn a_row_that_is_locked_elsewhere_holds_up_only_who_needs_it() {
 }
 
 #[tokio::test]
-async fn locked_rows_are_updated_where_they_lie() {
+async fn rows_are_locked_in_order_from_the_end_of_their_entries_and_updated_where_they_lie() {
     let ledger = Ledger::new().await;
     let (lanes, drain) = Lanes::start(&settings(&ledger));
     for number in 0..50 {
@@ -546,12 +546,39 @@ async fn locked_rows_are_updated_where_they_lie() {
     let (client, _driver) = session::connect(&ledger.url, &ledger.name, Purpose::Lane)
         .await
         .unwrap();
-    for (name, values) in [
+    for (name, values, wanted) in [
+        (
+            "lock_users",
+            "'{2,1}'",
+            &[
+                "Nested Loop",
+                "Sort Key: t",
+                "LockRows",
+                "Index Scan Backward using users_pkey",
+                "Index Cond: ((user_no >= t.user_no) AND (user_no <= t.user_no))",
+            ][..],
+        ),
+        (
+            "lock_balances",
+            "'{2,1}', '{EUR/2,EUR/2}'",
+            &[
+                "Nested Loop",
+                "Sort Key: t.account_no, t.asset COLLATE \"C\"",
+                "LockRows",
+                "Index Scan Backward using balances_pkey",
+                "Index Cond: ((ROW(account_no, asset) >= ROW(t.account_no, t.asset)) AND (ROW(account_no, asset) <= ROW(t.account_no, t.asset)))",
+            ],
+        ),
         (
             "update_users",
             "'{\"(0,1)\"}', '{1}', '{1}', '{2}', '{\"\\\\x00\"}', '{epoch}'",
+            &["Tid Scan on"],
         ),
-        ("update_balances", "'{\"(0,1)\"}', '{1}', '{1}', '{2}'"),
+        (
+            "update_balances",
+            "'{\"(0,1)\"}', '{1}', '{1}', '{2}'",
+            &["Tid Scan on"],
+        ),
     ] {
         let begin = format!("-- {name}\n");
         let mut statements = STATEMENTS.iter();
@@ -568,7 +595,9 @@ async fn locked_rows_are_updated_where_they_lie() {
                 .iter()
                 .map(|row| row.get::<_, String>(0) + "\n")
                 .collect();
-            assert!(plan.contains("Tid Scan on"), "{plan}");
+            for part in wanted {
+                assert!(plan.contains(part), "{name}: no {part} in {plan}");
+            }
         }
     }
     ledger.finish().await;

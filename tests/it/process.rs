@@ -3,21 +3,25 @@
 use crate::app::{App, admin, config, keys_file};
 use crate::ledger::{Ledger, eventually, service};
 use daybook::service::Roles;
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 
-/// The binary with the settings of this ledger.
 fn daybook(ledger: &Ledger) -> Command {
+    program(&ledger.name, &ledger.url)
+}
+
+/// The binary with the settings of a ledger.
+pub fn program(ledger: &str, url: &SecretString) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_daybook"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DAYBOOK_")) {
         command.env_remove(name);
     }
     command
-        .env("DAYBOOK_LEDGER", &ledger.name)
-        .env("DAYBOOK_DATABASE_URL", ledger.url.expose_secret())
+        .env("DAYBOOK_LEDGER", ledger)
+        .env("DAYBOOK_DATABASE_URL", url.expose_secret())
         .env("DAYBOOK_AMQP_URL", service("TEST_AMQP_URL").expose_secret())
         .env("DAYBOOK_KEYS_FILE", keys_file())
         .env("DAYBOOK_HTTP_ADDR", "127.0.0.1:0")
@@ -29,7 +33,7 @@ fn daybook(ledger: &Ledger) -> Command {
     command
 }
 
-async fn signal(child: &Child, name: &str) {
+pub async fn signal(child: &Child, name: &str) {
     let pid = child.id().unwrap().to_string();
     assert!(
         Command::new("kill")
@@ -41,15 +45,10 @@ async fn signal(child: &Child, name: &str) {
     );
 }
 
-async fn leases(ledger: &Ledger) -> i64 {
-    ledger
-        .value(
-            "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-             WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND a.application_name = 'daybook relay'
-               AND a.datname = current_database()",
-        )
-        .await
-}
+/// How many shards relays of the database have.
+const LEASES: &str = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+    WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND a.application_name = 'daybook relay'
+      AND a.datname = current_database()";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r8_another_relay_takes_over_after_kill_9() {
@@ -70,7 +69,7 @@ async fn r8_another_relay_takes_over_after_kill_9() {
         .spawn()
         .unwrap();
     eventually("the first relay has the shards", async || {
-        leases(&ledger).await >= 16
+        ledger.value::<i64>(LEASES).await >= 16
     })
     .await;
     let second = daybook(&ledger)

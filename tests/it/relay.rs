@@ -1,5 +1,6 @@
 //! The relay under faults, against a real Postgres and a real RabbitMQ. Tests are named after the failures they keep away.
 
+use crate::process::{program, signal};
 use crate::relay_fixture::{Breakable, Fixture, append, metric};
 use daybook::relay::{Relay, Source, tail};
 use daybook::store::outbox;
@@ -138,7 +139,7 @@ async fn r9_rows_are_changed_where_they_lie_however_many_dead_ones_an_old_snapsh
     f.client.batch_execute(&fill).await.unwrap();
     let floors: Vec<(u8, i64)> = (0..16).map(|shard| (shard, 30_000)).collect();
     let rows = outbox::scan(&f.client, &floors, &[], ROWS).await.unwrap();
-    assert_eq!(rows.len(), 300);
+    assert_eq!(i64::try_from(rows.len()), Ok(ROWS));
     let (places, positions): (Vec<_>, Vec<_>) =
         rows.iter().map(|row| (row.place, row.position)).unzip();
     let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
@@ -543,26 +544,38 @@ async fn r8_a_killed_relay_is_replaced_within_ten_seconds() {
 async fn r8_a_frozen_relay_is_replaced_and_reorders_nothing_when_it_wakes() {
     let f = Fixture::new().await;
     let consumer = f.consumer("#").await;
-    let (first, second) = (f.settings(), f.settings());
-    let (first_metrics, second_metrics) = (Arc::clone(&first.metrics), Arc::clone(&second.metrics));
-    let frozen = other_process(first);
-    leases(&first_metrics, 16, 10).await;
-    // Its only thread does nothing: its sockets stay open, and nobody pings.
-    let asleep = Instant::now();
-    frozen.spawn(async { std::thread::sleep(Duration::from_secs(18)) });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    f.append((0..200).map(|n| 1 + n % 64), "t").await;
-    let survivor = Relay::start(second);
-    f.until(15, WAITING, 0).await;
-    consumer.until(5, 200).await;
-    leases(&second_metrics, 16, 15).await;
-    tokio::time::sleep(Duration::from_secs(19).saturating_sub(asleep.elapsed())).await;
-    f.append((0..200).map(|n| 1 + n % 64), "t").await;
-    f.until(15, WAITING, 0).await;
+    f.append((0..400).map(|n| 1 + n % 64), "t").await;
+    // Deletes wait, so that it has one message of each user out, and keeps them out.
+    let other = f.session().await;
+    other
+        .batch_execute("BEGIN; LOCK TABLE outbox IN SHARE MODE")
+        .await
+        .unwrap();
+    let frozen = program(&f.ledger, &f.database_url)
+        .args(["serve", "--roles", "relay"])
+        .spawn()
+        .unwrap();
+    consumer.until(30, 64).await;
+    // Its sockets stay open, and nobody pings.
+    signal(&frozen, "-STOP").await;
+    other.batch_execute("COMMIT").await.unwrap();
+    let settings = f.settings();
+    let metrics = Arc::clone(&settings.metrics);
+    let survivor = Relay::start(settings);
+    f.until(30, WAITING, 0).await;
     consumer.until(5, 400).await;
+    leases(&metrics, 16, 15).await;
+    signal(&frozen, "-CONT").await;
+    // That it is back among the relays shows that it has been through all it had.
+    leases(&metrics, 8, 30).await;
+    f.append((0..200).map(|n| 1 + n % 64), "t").await;
+    f.until(15, WAITING, 0).await;
+    consumer.until(5, 600).await;
     assert_eq!(consumer.inversions(), 0);
     survivor.stop().await;
-    frozen.shutdown_background();
+    signal(&frozen, "-TERM").await;
+    let output = frozen.wait_with_output().await.unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// Accepts connections, closes them, and counts.

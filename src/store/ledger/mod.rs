@@ -29,16 +29,18 @@ SELECT user_no, subject FROM users WHERE subject = ANY($1::text[])";
 const FIND_ACCOUNTS: &str = "-- find_accounts
 SELECT account_no, address FROM accounts WHERE address = ANY($1::text[])";
 
-/// Lock the users that the batch needs, in the order of their numbers. While somebody holds a snapshot, an index has an entry for each of
-/// a row's last versions, the current one mostly last: so it is walked backwards, which takes a range, and no further than to the row.
+/// Lock the users that the batch needs, in the order of their numbers: that of the sorted sub-select, since LATERAL with LIMIT leaves
+/// nothing but a nested loop over it. While somebody holds a snapshot, an index has an entry for each of a row's last versions, the
+/// current one mostly last: so it is walked backwards, which takes a range, and no further than to the row.
 const LOCK_USERS: &str = "-- lock_users
 SELECT u.user_no, u.status, u.sequence, u.head_hash, u.last_at, u.ctid
 FROM (SELECT user_no FROM unnest($1::bigint[]) AS t(user_no) ORDER BY user_no) t
 CROSS JOIN LATERAL (
-    SELECT *, ctid FROM users WHERE user_no >= t.user_no AND user_no <= t.user_no
+    SELECT user_no, status, sequence, head_hash, last_at, ctid FROM users
+    WHERE user_no >= t.user_no AND user_no <= t.user_no
     ORDER BY user_no DESC LIMIT 1 FOR NO KEY UPDATE) u";
 
-/// Lock the guarded balances that it touches, likewise. The ORDER BY stands in the locking statement itself.
+/// Lock the guarded balances that it touches, likewise.
 const LOCK_BALANCES: &str = "-- lock_balances
 SELECT t.n, b.amount, b.ctid
 FROM (SELECT * FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS t(account_no, asset, n)
