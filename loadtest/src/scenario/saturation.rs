@@ -33,9 +33,8 @@ const HEAD: [&str; 8] = [
 /// # Errors
 /// When a run fails its gate.
 pub async fn run(bench: &mut Bench) -> Result<Findings> {
-    let lasts: fn(&Bench, u32) -> Duration = |bench, in_flight| {
-        bench.seconds(if in_flight < SATURATED_FROM { 2 } else { 5 }, 10)
-    };
+    let lasts: fn(&Bench, u32) -> Duration =
+        |bench, in_flight| bench.seconds(if in_flight < SATURATED_FROM { 2 } else { 5 }, 10);
     let paused = paused(bench, lasts).await?;
     let delivered = delivered(bench, &IN_FLIGHT, lasts).await?;
     bench.saturated = Some(best(&delivered)?);
@@ -81,10 +80,7 @@ pub async fn find(bench: &mut Bench) -> Result<Saturated> {
     Ok(found)
 }
 
-async fn paused(
-    bench: &Bench,
-    lasts: fn(&Bench, u32) -> Duration,
-) -> Result<Vec<(u32, Tally)>> {
+async fn paused(bench: &Bench, lasts: fn(&Bench, u32) -> Duration) -> Result<Vec<(u32, Tally)>> {
     let work = bench.lab.with_ledger("saturation", async |ledger| {
         let mut stand = Stand::raise(bench, ledger, &Setup::roles("api,keeper")).await?;
         let mut steps = Vec::new();
