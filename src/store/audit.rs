@@ -69,17 +69,19 @@ SELECT DISTINCT a.address, p.asset FROM postings p JOIN accounts a ON a.account_
 WHERE a.guard = 'floor' AND NOT EXISTS (
     SELECT FROM balances b WHERE b.account_no = p.account_no AND b.asset = p.asset) LIMIT 20";
 
-/// Outbox rows that do not agree with an event, parked ones included.
+/// Outbox rows that do not agree with an event, parked ones included. `+ 0` keeps the planner from looking through all events of the
+/// row's user for it: without statistics the index by user seems as good as the one by position (measured with one user's 200,000 events
+/// and as many rows: not done after seven minutes).
 const STRAY_OUTBOX: &str = "-- audit_stray_outbox
 (SELECT 'outbox' AS place, o.position FROM outbox o
  WHERE o.shard <> o.user_no % 16 OR NOT EXISTS (
     SELECT FROM events e
-    WHERE e.position = o.position AND e.recorded_at = o.recorded_at AND e.user_no = o.user_no) LIMIT 20)
+    WHERE e.position = o.position AND e.recorded_at = o.recorded_at AND e.user_no + 0 = o.user_no) LIMIT 20)
 UNION ALL
 (SELECT 'outbox_parked', o.position FROM outbox_parked o
  WHERE NOT EXISTS (
     SELECT FROM events e
-    WHERE e.position = o.position AND e.recorded_at = o.recorded_at AND e.user_no = o.user_no
+    WHERE e.position = o.position AND e.recorded_at = o.recorded_at AND e.user_no + 0 = o.user_no
       AND convert_to(e.record, 'UTF8') = o.body) LIMIT 20)";
 
 /// Positions beyond the last one drawn.
