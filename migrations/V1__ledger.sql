@@ -51,20 +51,19 @@ CREATE TABLE events (
     fingerprint     bytea NOT NULL,
     record          text NOT NULL
 ) PARTITION BY RANGE (recorded_at);
-CREATE UNIQUE INDEX events_position ON events (position, recorded_at);
-CREATE UNIQUE INDEX events_user_sequence ON events (user_no, sequence, recorded_at);
+-- Two more are made with each partition: its positions are unique, and so are the sequences of a user. A unique index of the whole would
+-- have to hold recorded_at as well: a third larger, and of another time the same number would be another.
 -- Holds a hash of the key: half the size. A hash can meet another's, so a look-up compares the key as well.
 CREATE INDEX events_user_key ON events (user_no, hashtextextended(idempotency_key, 0));
 CREATE INDEX events_event_id ON events (event_id);
 
 CREATE TABLE postings (
-    position     bigint NOT NULL,
-    account_no   bigint NOT NULL,
-    recorded_at  timestamptz NOT NULL,
-    effective_at timestamptz NOT NULL,
-    leg          smallint NOT NULL,
-    asset        text COLLATE "C" NOT NULL,
-    amount       numeric(38,0) NOT NULL
+    position    bigint NOT NULL,
+    account_no  bigint NOT NULL,
+    recorded_at timestamptz NOT NULL,
+    leg         smallint NOT NULL,
+    asset       text COLLATE "C" NOT NULL,
+    amount      numeric(38,0) NOT NULL
 ) PARTITION BY RANGE (recorded_at);
 CREATE INDEX postings_account ON postings (account_no, asset, position) INCLUDE (amount);
 

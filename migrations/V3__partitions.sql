@@ -28,6 +28,10 @@ BEGIN
     END IF;
     EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS INCLUDING CONSTRAINTS, CONSTRAINT %I CHECK (recorded_at >= %L AND recorded_at < %L))',
         partition, parent, partition || '_bounds', lower, upper);
+    IF parent = 'events' THEN
+        EXECUTE format('CREATE UNIQUE INDEX %I ON %I (position)', partition || '_position', partition);
+        EXECUTE format('CREATE UNIQUE INDEX %I ON %I (user_no, sequence)', partition || '_user_sequence', partition);
+    END IF;
     EXECUTE format('CREATE TRIGGER no_truncate BEFORE TRUNCATE ON %I FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()', partition);
     EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', parent, partition, lower, upper);
     RETURN true;

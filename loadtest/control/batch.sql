@@ -34,8 +34,8 @@ BEGIN
                control_batch.record, at, at
         FROM batch
     ), legs AS (
-        INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at, effective_at)
-        SELECT position, leg, account_no, 'EUR/2', amount, at, at
+        INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at)
+        SELECT position, leg, account_no, 'EUR/2', amount, at
         FROM batch, LATERAL (VALUES (0::smallint, sender, -1), (1::smallint, receiver, 1)) AS l (leg, account_no, amount)
     )
     INSERT INTO outbox (position, shard, user_no, recorded_at)

@@ -26,8 +26,8 @@ WITH clock AS MATERIALIZED (
            '\x9f86d081884c7d659a2feaa0c55ad0159f86d081884c7d659a2feaa0c55ad015'::bytea, :record::text, at, at
     FROM clock RETURNING position, user_no, recorded_at
 ), legs AS (
-    INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at, effective_at)
-    SELECT position, leg, account_no, 'EUR/2', amount, recorded_at, recorded_at
+    INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at)
+    SELECT position, leg, account_no, 'EUR/2', amount, recorded_at
     FROM event, (VALUES (0::smallint, :sender::bigint, -1), (1::smallint, :receiver::bigint, 1)) AS l (leg, account_no, amount)
 )
 INSERT INTO outbox (position, shard, user_no, recorded_at)

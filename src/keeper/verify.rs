@@ -226,7 +226,6 @@ impl Fold {
                     && row.asset == leg.asset
                     && row.amount.0 == leg.amount
                     && row.recorded_at == event.recorded_at
-                    && row.effective_at == event.effective_at
             });
             if !agrees {
                 self.fault(format!(
@@ -395,13 +394,12 @@ fn key_name(namespace: &str, key: &str) -> [u8; 32] {
 
 fn posting(row: &StoredPosting) -> String {
     format!(
-        "{} {} {} (leg {}, recorded at {}, effective at {})",
+        "{} {} {} (leg {}, recorded at {})",
         row.address.as_deref().unwrap_or("an account without a row"),
         row.asset,
         row.amount.0,
         row.leg,
-        row.recorded_at,
-        row.effective_at
+        row.recorded_at
     )
 }
 

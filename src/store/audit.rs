@@ -25,7 +25,7 @@ SELECT e.position, e.user_no, u.subject, e.sequence, e.event_id, e.type, e.write
 FROM events e LEFT JOIN users u ON u.user_no = e.user_no ORDER BY e.position";
 
 const POSTINGS: &str = "-- audit_postings
-SELECT p.position, p.leg, a.address, p.asset, p.amount, p.recorded_at, p.effective_at
+SELECT p.position, p.leg, a.address, p.asset, p.amount, p.recorded_at
 FROM postings p LEFT JOIN accounts a ON a.account_no = p.account_no ORDER BY p.position, p.leg";
 
 const HEADS: &str = "-- audit_heads
@@ -198,8 +198,6 @@ pub struct StoredPosting {
     pub amount: Numeric,
     /// When its event was recorded.
     pub recorded_at: Timestamp,
-    /// When its event took effect.
-    pub effective_at: Timestamp,
 }
 
 /// A business key's row.
@@ -333,7 +331,6 @@ pub async fn postings(
             asset: row.try_get(3)?,
             amount: row.try_get(4)?,
             recorded_at: row.try_get(5)?,
-            effective_at: row.try_get(6)?,
         })
     }))
 }

@@ -98,9 +98,9 @@ async fn open_accounts(ledger: &Ledger, addresses: &str) {
 /// and three of another account. [`forget_bulk`] takes them away, since no record tells of them.
 async fn bulk(ledger: &Ledger, positions: i64, other: &str) {
     let insert = format!(
-        "INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at, effective_at)
+        "INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at)
          SELECT e.position, l.leg, (SELECT account_no FROM accounts WHERE address = l.address),
-                CASE WHEN e.position % 3 = 0 THEN 'EUR/2' ELSE 'USD/2' END, l.amount, e.recorded_at, e.recorded_at
+                CASE WHEN e.position % 3 = 0 THEN 'EUR/2' ELSE 'USD/2' END, l.amount, e.recorded_at
          FROM (SELECT nextval('events_position_seq') AS position,
                       now() - (({positions} - n) * 250.0 / {positions}) * interval '1 day' AS recorded_at
                FROM generate_series(1, {positions}) n) e,
@@ -200,8 +200,8 @@ async fn r1_a_posting_that_commits_late_is_not_lost() {
     late.batch_execute(&format!(
         "SET search_path = {}; BEGIN; SELECT pg_current_xact_id();
          WITH event AS MATERIALIZED (SELECT nextval('events_position_seq') AS position)
-         INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at, effective_at)
-         SELECT position, 0, account_no, asset, CASE address WHEN 'world' THEN 5 ELSE -5 END, now(), now()
+         INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at)
+         SELECT position, 0, account_no, asset, CASE address WHEN 'world' THEN 5 ELSE -5 END, now()
          FROM event, accounts, (VALUES ('EUR/2'), ('USD/2')) a(asset)",
         ledger.name
     ))
@@ -306,8 +306,8 @@ async fn many_accounts_have_their_turns_and_busy_ones_do_not_wait() {
     ledger
         .admin
         .batch_execute(
-            "INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at, effective_at)
-             SELECT n, 9, account_no, 'EUR/2', 0, now(), now()
+            "INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at)
+             SELECT n, 9, account_no, 'EUR/2', 0, now()
              FROM accounts, generate_series(1, 600) n WHERE address = 'shop:' || n",
         )
         .await

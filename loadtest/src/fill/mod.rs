@@ -33,7 +33,7 @@ const PORTIONS_AHEAD: usize = 8;
 
 const EVENT_COLUMNS: &str = "position, user_no, sequence, event_id, type, writer, idempotency_key, fingerprint, record, \
      recorded_at, effective_at";
-const POSTING_COLUMNS: &str = "position, leg, account_no, asset, amount, recorded_at, effective_at";
+const POSTING_COLUMNS: &str = "position, leg, account_no, asset, amount, recorded_at";
 
 /// How long filling took, by part.
 #[derive(Clone, Copy, Debug)]
@@ -141,7 +141,7 @@ async fn open(
 
 /// Makes all events, and sends them in portions.
 fn make(mut history: History, portions: &mpsc::Sender<Portion>) -> Result<History> {
-    let (mut events, mut postings) = (Rows::new(11), Rows::new(7));
+    let (mut events, mut postings) = (Rows::new(11), Rows::new(6));
     while let Some(event) = history.next()? {
         write_event(&mut events, &event)?;
         write_postings(&mut postings, &event)?;
@@ -193,8 +193,7 @@ fn write_postings(rows: &mut Rows, event: &Event<'_>) -> Result<()> {
             .value(account_no, &Type::INT8)?
             .value(posting.asset.as_str(), &Type::TEXT)?
             .value(Numeric(posting.amount), &Type::NUMERIC)?
-            .value(recorded_at, &Type::TIMESTAMPTZ)?
-            .value(event.draft.time.unwrap_or(recorded_at), &Type::TIMESTAMPTZ)?;
+            .value(recorded_at, &Type::TIMESTAMPTZ)?;
     }
     Ok(())
 }

@@ -83,9 +83,7 @@ pub struct Dropped {
 pub async fn drop_indexes(client: &Client, month: &Month) -> Result<Dropped> {
     let mut dropped = Dropped::default();
     for (table, partition) in [("events", &month.events), ("postings", &month.postings)] {
-        for row in client.query(INDEXES, &[partition]).await? {
-            dropped.partitions.push(row.try_get(1)?);
-        }
+        let own = client.query(INDEXES, &[partition]).await?;
         for row in client.query(INDEXES, &[&table]).await? {
             let name: String = row.try_get(0)?;
             client.batch_execute(&format!("DROP INDEX {name}")).await?;
@@ -94,6 +92,13 @@ pub async fn drop_indexes(client: &Client, month: &Month) -> Result<Dropped> {
             dropped
                 .parents
                 .push(definition.replacen(" ON ONLY ", " ON ", 1));
+        }
+        for row in own {
+            // Most have gone with their parents; a partition's unique ones have none.
+            let name: String = row.try_get(0)?;
+            let drop = format!("DROP INDEX IF EXISTS {name}");
+            client.batch_execute(&drop).await?;
+            dropped.partitions.push(row.try_get(1)?);
         }
     }
     Ok(dropped)

@@ -124,10 +124,18 @@ async fn weigh(ledger: &Ledger) -> Result<Vec<Part>> {
 /// Tables with what belongs to them, and each of their indexes, over all partitions.
 async fn parts(ledger: &Ledger) -> Result<Vec<Part>> {
     let sql = "-- parts_of_history
-SELECT p.relname::text,
-       sum(CASE p.relkind WHEN 'p' THEN pg_table_size(i.inhrelid) ELSE pg_relation_size(i.inhrelid) END)::bigint
-FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent
-WHERE p.relnamespace = current_schema()::regnamespace GROUP BY p.relname ORDER BY p.relname";
+WITH partitions AS (
+    SELECT i.inhrelid AS id, p.relname AS parent, c.relname AS name
+    FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE p.relnamespace = current_schema()::regnamespace AND p.relkind = 'p'
+)
+SELECT part::text, sum(bytes)::bigint
+FROM (SELECT parent AS part, pg_table_size(id) AS bytes FROM partitions
+      UNION ALL
+      SELECT coalesce(p.relname, t.parent || substr(c.relname, 1 + length(t.name))), pg_relation_size(x.indexrelid)
+      FROM partitions t JOIN pg_index x ON x.indrelid = t.id JOIN pg_class c ON c.oid = x.indexrelid
+      LEFT JOIN pg_inherits i ON i.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = i.inhparent) AS parts
+GROUP BY part ORDER BY part";
     let rows = ledger.database.connect().await?.query(sql, &[]).await?;
     rows.iter()
         .map(|row| {

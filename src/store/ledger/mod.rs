@@ -103,9 +103,8 @@ SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::uuid[], $5::t
                      $8::bytea[], $9::text[], $10::timestamptz[], $11::timestamptz[])";
 
 const INSERT_POSTINGS: &str = "-- insert_postings
-INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at, effective_at)
-SELECT * FROM unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::text[], $5::numeric[], $6::timestamptz[],
-                     $7::timestamptz[])";
+INSERT INTO postings (position, leg, account_no, asset, amount, recorded_at)
+SELECT * FROM unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::text[], $5::numeric[], $6::timestamptz[])";
 
 const INSERT_OUTBOX: &str = "-- insert_outbox
 INSERT INTO outbox (position, shard, user_no, recorded_at, traceparent)

@@ -250,7 +250,6 @@ struct PostingRows<'a> {
     assets: Vec<&'a str>,
     amounts: Vec<Numeric>,
     recorded: Vec<Timestamp>,
-    effective: Vec<Timestamp>,
 }
 
 impl<'a> PostingRows<'a> {
@@ -269,8 +268,6 @@ impl<'a> PostingRows<'a> {
                 rows.assets.push(posting.asset.as_str());
                 rows.amounts.push(Numeric(posting.amount));
                 rows.recorded.push(event.accepted.recorded_at);
-                rows.effective
-                    .push(event.draft.time.unwrap_or(event.accepted.recorded_at));
             }
         }
         Ok(rows)
@@ -290,7 +287,6 @@ impl<'a> PostingRows<'a> {
                     &self.assets,
                     &self.amounts,
                     &self.recorded,
-                    &self.effective,
                 ],
             )
             .await?;
