@@ -58,7 +58,7 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
         measured.usage.periods
     ));
     findings.text(
-        "The reference workload, Poisson arrivals at 17 a second: transfers of every version, 2 % sent again, 2 % refused:",
+        "The reference workload, Poisson arrivals at 17 a second: transfers of every version, tokens of three algorithms, 2 % sent again, 2 % refused:",
     );
     let [p50, p90, p99, p999, max] = percentiles(&measured.reference.latency_us);
     findings.table(
@@ -117,7 +117,7 @@ async fn measure(bench: &Bench) -> Result<Measured> {
                     per_second: REFERENCE_PER_S,
                 },
                 lasts: bench.seconds(60, 600),
-                ..stand.mixed()?
+                ..stand.mixed(bench)?
             };
             let reference = stand.drive(plan).await?;
             ensure!(

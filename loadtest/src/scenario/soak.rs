@@ -38,7 +38,7 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
             arrivals: Arrivals::Poisson { per_second },
             in_flight: 512,
             lasts,
-            ..stand.mixed()?
+            ..stand.mixed(bench)?
         };
         let (done, stop) = oneshot::channel();
         // A task of its own: the arrivals must not wait for a look at the outbox.
@@ -80,7 +80,7 @@ async fn sample(client: Client, pid: u32, mut stop: oneshot::Receiver<()>) -> Re
 fn findings(per_second: f64, lasts: Duration, tally: &Tally, samples: &[Sample]) -> Findings {
     let mut findings = Findings::default();
     findings.text(format!(
-        "Poisson arrivals at {per_second:.0} a second for {} minutes, transfers of every version, 2 % sent again, 2 % refused; {} events.",
+        "Poisson arrivals at {per_second:.0} a second for {} minutes, transfers of every version between users drawn by Zipf's law, with tokens of three algorithms, 2 % sent again, 2 % refused; {} events.",
         lasts.as_secs() / 60,
         grouped(tally.created)
     ));

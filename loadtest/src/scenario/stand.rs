@@ -181,13 +181,14 @@ impl<'a> Stand<'a> {
         })
     }
 
-    /// Transfers as they come in life: some users are busier than others, clients are of every version, some send again what they
-    /// have sent, and some are refused.
+    /// Transfers as they come in life: some users are busier than others, clients are of every version, with tokens of every
+    /// public-key algorithm, some send again what they have sent, and some are refused.
     ///
     /// # Errors
     /// When the server has no API.
-    pub fn mixed(&self) -> Result<Plan> {
+    pub fn mixed(&self, bench: &Bench) -> Result<Plan> {
         let mut plan = self.plan(Kind::Transfer)?;
+        plan.mix.tokens = bench.lab.tokens().mixed().to_vec();
         plan.mix.spread = Spread::Zipf { exponent: 0.8 };
         plan.mix.versions = [1; VERSIONS];
         plan.mix.lines = true;
