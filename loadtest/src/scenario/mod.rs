@@ -115,7 +115,7 @@ pub const ALL: &[Scenario] = &[
         about: "Writes and reads with up to 20 million events in the tables, beside the same with none; and what an event takes on disk",
         is_standard: true,
         short_s: 100,
-        full_s: 3_600,
+        full_s: 1_200,
         run: |bench| Box::pin(size::run(bench)),
     },
     Scenario {
