@@ -192,7 +192,9 @@ async fn a_row_that_has_moved_is_published_again_and_deleted() {
         .await
         .unwrap();
     f.until(20, WAITING, 0).await;
-    assert_eq!(metric(&metrics, "published"), 6);
+    // Once more each, or oftener where the machine is so slow that deletes were given up.
+    let published = metric(&metrics, "published");
+    assert!(published >= 6, "{published}");
     consumer.until(10, 3).await;
     relay.stop().await;
 }
