@@ -4,7 +4,8 @@
 //! a row that is not gone, but for rows of users that are held. Nothing of these is kept here: the outbox knows until when they are,
 //! a scan leaves them out, and their first rows come back, when they are due, by themselves. Any number may be held so.
 
-use crate::store::outbox::{SHARDS, Waiting};
+use super::reach::Reach;
+use crate::store::outbox::{Range, SHARDS, Waiting};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 use uuid::Uuid;
@@ -40,6 +41,8 @@ pub struct Book {
     sent: HashMap<Uuid, i64>,
     /// Positions of which one closed a channel: to be published alone. Outlives connections.
     suspects: HashSet<i64>,
+    /// How far above its floor a shard is scanned at once. Outlives connections.
+    reach: Reach,
     floors: [i64; SHARDS as usize],
     known: usize,
     out: usize,
@@ -80,13 +83,23 @@ impl Book {
         }
     }
 
-    /// Where to scan from: each shard of the set with its floor.
+    /// What to scan: each shard of the set from its floor, as far as a scan may walk.
     #[must_use]
-    pub fn floors(&self) -> Vec<(u8, i64)> {
+    pub fn ranges(&self) -> Vec<Range> {
         (0..SHARDS)
             .filter(|shard| self.shards & bit(*shard) != 0)
-            .map(|shard| (shard, self.floors[usize::from(shard)]))
+            .map(|shard| (shard, self.floor(shard)))
+            .map(|(shard, above)| Range {
+                shard,
+                above,
+                up_to: self.reach.end(above),
+            })
             .collect()
+    }
+
+    /// A scan failed.
+    pub fn scan_failed(&mut self) {
+        self.reach.failed();
     }
 
     /// Users to leave out of a scan: their rows are known as far as is needed.
@@ -101,9 +114,18 @@ impl Book {
         self.known < KNOWN_MAX
     }
 
-    /// Takes what a scan found (by position, without busy and held users), and raises the floors: to `horizon`, read before the
-    /// scan, and below the lowest row still there.
-    pub fn offer(&mut self, rows: Vec<Waiting>, horizon: i64) {
+    /// Takes what a scan of the ranges found (by position, without busy and held users), and raises the floors: to `horizon`, read
+    /// before the scan, not beyond the range, and below the lowest row still there. Returns whether the ranges went up to the horizon.
+    pub fn scanned(&mut self, rows: Vec<Waiting>, horizon: i64) -> bool {
+        let ended = self.ranges().iter().all(|range| range.up_to >= horizon);
+        self.offer(rows, horizon);
+        if ended {
+            self.reach.ended();
+        }
+        ended
+    }
+
+    fn offer(&mut self, rows: Vec<Waiting>, horizon: i64) {
         let mut fresh = HashSet::new();
         for row in rows {
             if bit(row.shard) & self.shards == 0 {
@@ -157,7 +179,7 @@ impl Book {
     }
 
     fn raise_floors(&mut self, horizon: i64) {
-        let mut limits = [horizon; SHARDS as usize];
+        let mut limits = self.floors.map(|floor| self.reach.end(floor).min(horizon));
         for user in self.users.values().filter(|user| !user.late) {
             if let Some(head) = user.rows.front() {
                 let limit = &mut limits[usize::from(user.shard)];
@@ -339,6 +361,7 @@ impl Book {
     pub fn reset(&mut self) {
         *self = Book {
             suspects: std::mem::take(&mut self.suspects),
+            reach: self.reach,
             ..Book::default()
         };
         // A suspect that another relay has settled would stay for ever.
@@ -399,7 +422,7 @@ mod tests {
     }
 
     fn floor(book: &Book, shard: u8) -> i64 {
-        book.floors()[usize::from(shard)].1
+        book.ranges()[usize::from(shard)].above
     }
 
     #[test]
@@ -441,6 +464,31 @@ mod tests {
             2,
             "a known user's row is not lost sight of"
         );
+    }
+
+    #[test]
+    fn after_a_scan_that_failed_floors_are_raised_by_parts() {
+        let mut book = book();
+        book.scan_failed();
+        book.reset();
+        book.set_shards(u16::MAX);
+        let first = book.ranges()[7];
+        assert!(first.above == 0 && first.up_to < 5_000_000);
+        // One row in the first part; the horizon is beyond it.
+        assert!(!book.scanned(vec![row(10, 7)], 5_000_000));
+        assert_eq!((floor(&book, 7), floor(&book, 8)), (9, first.up_to));
+        let out = book.pick(10, 10);
+        book.gone(&out[0]);
+        assert!(!book.scanned(vec![], 5_000_000));
+        assert_eq!(floor(&book, 7), 9 + first.up_to);
+        assert_eq!(floor(&book, 8), 2 * first.up_to);
+        let parts = (0..10).filter(|_| !book.scanned(vec![], 5_000_000)).count();
+        assert_eq!(
+            parts, 3,
+            "each as long as the first: what is dead may begin anywhere"
+        );
+        assert_eq!((floor(&book, 7), floor(&book, 8)), (5_000_000, 5_000_000));
+        assert_eq!(book.ranges()[7].up_to, i64::MAX);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod message;
 mod outcome;
 pub mod pattern;
 mod publish;
+mod reach;
 mod supervise;
 mod tail;
 mod topology;

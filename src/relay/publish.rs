@@ -292,21 +292,30 @@ impl Publisher {
 
     /// Reads the settled position, THEN scans.
     async fn scan(&mut self, client: &Client) -> Result<(), Fault> {
-        let floors = self.book.floors();
+        let ranges = self.book.ranges();
         let began = Instant::now();
-        if floors.is_empty() || !self.book.has_room() {
+        if ranges.is_empty() || !self.book.has_room() {
             self.next_scan = began + IDLE_POLL;
             return Ok(());
         }
         let horizon = within(outbox::horizon(client)).await?;
         let window = self.settings.config.window;
-        let limit = (2 * window).div_ceil(floors.len()).max(32);
+        let limit = (2 * window).div_ceil(ranges.len()).max(32);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = within(outbox::scan(client, &floors, &self.book.busy(), limit)).await?;
+        let rows = within(outbox::scan(client, &ranges, &self.book.busy(), limit))
+            .await
+            .inspect_err(|_| self.book.scan_failed())?;
         let found = !rows.is_empty();
-        self.book.offer(rows, horizon);
-        let busy = found || self.book.out() > 0;
-        self.next_scan = began + if busy { BUSY_POLL } else { IDLE_POLL };
+        let ended = self.book.scanned(rows, horizon);
+        let pause = if found || self.book.out() > 0 {
+            BUSY_POLL
+        } else if ended {
+            IDLE_POLL
+        } else {
+            // The next part follows.
+            Duration::ZERO
+        };
+        self.next_scan = began + pause;
         Ok(())
     }
 
@@ -314,7 +323,7 @@ impl Publisher {
     /// what is refused again and again must not take the place of the rest.
     async fn take_due(&mut self, client: &Client) -> Result<(), Fault> {
         self.next_due = Instant::now() + DUE_POLL;
-        let shards: Vec<u8> = self.book.floors().iter().map(|(shard, _)| *shard).collect();
+        let shards: Vec<u8> = self.book.ranges().iter().map(|range| range.shard).collect();
         let half = self.settings.config.window.div_ceil(2);
         let limit = i64::try_from(half.saturating_sub(self.book.late())).unwrap_or(0);
         if limit > 0 && !shards.is_empty() && self.book.has_room() {

@@ -28,12 +28,12 @@ SELECT position FROM horizon";
 /// look-up for each row walked; NOT EXISTS may become a join, and the order a sort of the whole outbox.
 const SCAN: &str = "-- outbox_scan
 SELECT o.position, o.shard, o.user_no, o.recorded_at, o.traceparent, o.tries, o.redriven, o.ctid
-FROM unnest($1::smallint[], $2::bigint[]) AS s (shard, floor)
+FROM unnest($1::smallint[], $2::bigint[], $3::bigint[]) AS s (shard, above, up_to)
 CROSS JOIN LATERAL (
     SELECT w.*, w.ctid FROM outbox w
-    WHERE (w.shard, w.position) > (s.shard, s.floor) AND w.shard <= s.shard AND w.user_no <> ALL ($3::bigint[])
+    WHERE (w.shard, w.position) > (s.shard, s.above) AND (w.shard, w.position) <= (s.shard, s.up_to) AND w.user_no <> ALL ($4::bigint[])
       AND (SELECT true FROM outbox p WHERE p.user_no = w.user_no AND p.not_before IS NOT NULL LIMIT 1) IS NULL
-    ORDER BY w.shard, w.position LIMIT $4
+    ORDER BY w.shard, w.position LIMIT $5
 ) o
 ORDER BY o.position";
 
@@ -156,6 +156,17 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("relay_release", RELEASE),
 ];
 
+/// Positions of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The shard.
+    pub shard: u8,
+    /// Those above this one,
+    pub above: i64,
+    /// up to this one.
+    pub up_to: i64,
+}
+
 /// A row of the outbox, without the event it points at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
@@ -271,25 +282,26 @@ fn waiting(row: &Row) -> Result<Waiting, Error> {
     })
 }
 
-/// Rows above each shard's floor, at most `limit` a shard, but for the users given and those that have a row put off, due or not;
-/// by position.
+/// Rows of each range, at most `limit` of each, but for the users given and those that have a row put off, due or not; by position.
 ///
 /// # Errors
 /// What Postgres answers.
 pub async fn scan(
     client: &Client,
-    floors: &[(u8, i64)],
+    ranges: &[Range],
     without_users: &[i64],
     limit: i64,
 ) -> Result<Vec<Waiting>, Error> {
-    let shards: Vec<i16> = floors.iter().map(|(shard, _)| i16::from(*shard)).collect();
-    let positions: Vec<i64> = floors.iter().map(|(_, floor)| *floor).collect();
+    let shards: Vec<i16> = ranges.iter().map(|range| i16::from(range.shard)).collect();
+    let above: Vec<i64> = ranges.iter().map(|range| range.above).collect();
+    let up_to: Vec<i64> = ranges.iter().map(|range| range.up_to).collect();
     let rows = client
         .query_typed(
             SCAN,
             &[
                 (&shards, Type::INT2_ARRAY),
-                (&positions, Type::INT8_ARRAY),
+                (&above, Type::INT8_ARRAY),
+                (&up_to, Type::INT8_ARRAY),
                 (&without_users, Type::INT8_ARRAY),
                 (&limit, Type::INT8),
             ],

@@ -45,7 +45,7 @@ impl Purpose {
                  -c idle_session_timeout=15s -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
             }
             Purpose::Relay => {
-                "-c statement_timeout=10s -c lock_timeout=5s -c idle_in_transaction_session_timeout=10s \
+                "-c statement_timeout=5s -c lock_timeout=5s -c idle_in_transaction_session_timeout=10s \
                  -c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off"
             }
             Purpose::Owner => {

@@ -3,7 +3,7 @@
 use crate::process::{program, signal};
 use crate::relay_fixture::{Breakable, Fixture, append, metric};
 use daybook::relay::{Relay, Source, tail};
-use daybook::store::outbox;
+use daybook::store::outbox::{self, Range};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,10 +41,11 @@ async fn scans_and_look_ups_walk_their_indexes_on_tables_without_statistics() {
         format!("EXPLAIN {}", found.unwrap().1)
     };
     let shards: Vec<i16> = (0..16).collect();
-    let floors = vec![0_i64; 16];
+    let (above, up_to) = (vec![0_i64; 16], vec![i64::MAX; 16]);
     let scan = [
         (&shards as &(dyn ToSql + Sync), Type::INT2_ARRAY),
-        (&floors, Type::INT8_ARRAY),
+        (&above, Type::INT8_ARRAY),
+        (&up_to, Type::INT8_ARRAY),
         (&positions, Type::INT8_ARRAY),
         (&63_i64, Type::INT8),
     ];
@@ -80,12 +81,13 @@ async fn few_held_rows_among_many_are_found_by_their_indexes() {
         )
         .await
         .unwrap();
-    let floors = vec![0_i64; 16];
+    let (above, up_to) = (vec![0_i64; 16], vec![i64::MAX; 16]);
     let shards: Vec<i16> = (0..16).collect();
     let users: Vec<i64> = (1..500).collect();
     let scan = [
         (&shards as &(dyn ToSql + Sync), Type::INT2_ARRAY),
-        (&floors, Type::INT8_ARRAY),
+        (&above, Type::INT8_ARRAY),
+        (&up_to, Type::INT8_ARRAY),
         (&users, Type::INT8_ARRAY),
         (&63_i64, Type::INT8),
     ];
@@ -137,8 +139,14 @@ async fn r9_rows_are_changed_where_they_lie_however_many_dead_ones_an_old_snapsh
          INSERT INTO outbox (position, shard, user_no, recorded_at) SELECT n, n % 16, n, now() FROM generate_series(30001, 30000 + {ROWS}) n"
     );
     f.client.batch_execute(&fill).await.unwrap();
-    let floors: Vec<(u8, i64)> = (0..16).map(|shard| (shard, 30_000)).collect();
-    let rows = outbox::scan(&f.client, &floors, &[], ROWS).await.unwrap();
+    let ranges: Vec<Range> = (0..16)
+        .map(|shard| Range {
+            shard,
+            above: 30_000,
+            up_to: i64::MAX,
+        })
+        .collect();
+    let rows = outbox::scan(&f.client, &ranges, &[], ROWS).await.unwrap();
     assert_eq!(i64::try_from(rows.len()), Ok(ROWS));
     let (places, positions): (Vec<_>, Vec<_>) =
         rows.iter().map(|row| (row.place, row.position)).unzip();
@@ -162,13 +170,35 @@ async fn r9_rows_are_changed_where_they_lie_however_many_dead_ones_an_old_snapsh
         f.client.batch_execute("BEGIN").await.unwrap();
         let plan = explain(&f.client, &sql, parameters).await;
         f.client.batch_execute("ROLLBACK").await.unwrap();
-        let touched = plan.split_once("shared hit=").unwrap().1;
-        let touched = touched.split(|c: char| !c.is_ascii_digit()).next().unwrap();
-        let touched: i64 = touched.parse().unwrap();
+        let touched = touched(&plan);
         // Its page twice, and for an update two indexes of three levels. An index of all rows, dead ones included, has 30,300 entries.
         assert!(touched < 20 * ROWS, "{name}: {touched} pages: {plan}");
         assert!(plan.contains("Tid Scan"), "{name}: {plan}");
     }
+    // A relay that begins at the first position walks over the dead rows of a part at most.
+    let shards: Vec<i16> = (0..16).collect();
+    for (up_to, pages) in [(1_600, 0..1_000), (i64::MAX, 3_000..i64::MAX)] {
+        let scan: [(&(dyn ToSql + Sync), Type); 5] = [
+            (&shards, Type::INT2_ARRAY),
+            (&vec![0_i64; 16], Type::INT8_ARRAY),
+            (&vec![up_to; 16], Type::INT8_ARRAY),
+            (&Vec::<i64>::new(), Type::INT8_ARRAY),
+            (&ROWS, Type::INT8),
+        ];
+        let found = outbox::STATEMENTS
+            .iter()
+            .find(|(this, _)| *this == "outbox_scan");
+        let sql = format!("EXPLAIN (ANALYZE, BUFFERS) {}", found.unwrap().1);
+        let plan = explain(&f.client, &sql, &scan).await;
+        assert!(pages.contains(&touched(&plan)), "up to {up_to}: {plan}");
+    }
+}
+
+/// Pages that a statement looked at, by its plan.
+fn touched(plan: &str) -> i64 {
+    let pages = plan.split_once("shared hit=").unwrap().1;
+    let pages = pages.split(|c: char| !c.is_ascii_digit()).next().unwrap();
+    pages.parse().unwrap()
 }
 
 /// Rather twice than never: what was confirmed could not be deleted where it had been seen.
