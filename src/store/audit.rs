@@ -94,6 +94,19 @@ FROM (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS draw
       UNION ALL SELECT 'events', max(position) FROM events) t
 WHERE t.position > s.drawn";
 
+/// Partitions of events that let in a position, or a sequence of a user, which is there already: the parent cannot hold them to it.
+const UNINDEXED: &str = "-- audit_unindexed
+SELECT c.relname::text, wanted.columns
+FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+CROSS JOIN (VALUES ('position'), ('user_no, sequence')) AS wanted(columns)
+WHERE i.inhparent = to_regclass('events') AND NOT EXISTS (
+    SELECT FROM pg_index x
+    WHERE x.indrelid = c.oid AND x.indisunique AND x.indisvalid AND x.indpred IS NULL AND x.indexprs IS NULL
+      AND (SELECT string_agg(a.attname, ', ' ORDER BY k.n)
+           FROM unnest(x.indkey::int2[]) WITH ORDINALITY AS k(number, n)
+           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number WHERE k.n <= x.indnkeyatts) = wanted.columns)
+ORDER BY 1, 2 LIMIT 20";
+
 /// Rights that no role but the owner may have: to change history, or to delete what is only added to or updated. A right on
 /// one column counts as one on its table.
 const RIGHTS: &str = "-- audit_rights
@@ -152,6 +165,7 @@ pub const STATEMENTS: &[&str] = &[
     MISSING_BALANCES,
     STRAY_OUTBOX,
     UNDRAWN,
+    UNINDEXED,
     RIGHTS,
     OWNERS,
     TRIGGERS,
@@ -438,8 +452,8 @@ pub async fn guarded_without_balance(client: &Client) -> Result<Vec<(String, Str
 }
 
 /// What is wrong with the tables themselves, one sentence each: outbox rows that do not agree with their events, positions
-/// that were never drawn, postings that a balance would leave out, rights, owners and triggers that are not as they must be. At
-/// most 40 a kind.
+/// that were never drawn, postings that a balance would leave out, partitions without their indexes, rights, owners and triggers that
+/// are not as they must be. At most 40 a kind.
 ///
 /// # Errors
 /// What Postgres says.
@@ -462,6 +476,13 @@ pub async fn faults(client: &Client) -> Result<Vec<String>, Error> {
         .await?,
     );
     faults.extend(snapshot_faults(client).await?);
+    faults.extend(
+        all(client, UNINDEXED, |row| {
+            let (table, columns): (&str, &str) = (row.try_get(0)?, row.try_get(1)?);
+            Ok(format!("table {table}: nothing keeps ({columns}) unique"))
+        })
+        .await?,
+    );
     faults.extend(
         all(client, RIGHTS, |row| {
             let (table, role, right): (&str, &str, &str) =

@@ -505,7 +505,7 @@ async fn verify_looks_for_the_event_of_an_outbox_row_by_its_position() {
             .collect();
         // Of the empty partitions any index is as good.
         assert!(plan.contains(&format!("{filled}_position on")), "{plan}");
-        assert!(!plan.contains(&format!("{filled}_user_no")), "{plan}");
+        assert!(!plan.contains(&format!("{filled}_user")), "{plan}");
     }
     ledger.admin.batch_execute("ROLLBACK").await.unwrap();
     ledger.finish().await;
@@ -544,6 +544,61 @@ async fn verify_finds_what_was_tampered_with() {
             report.faults.iter().any(|fault| fault.contains(said)),
             "{tamper}: {:?}",
             report.faults
+        );
+        ledger.admin.batch_execute(&mend).await.unwrap();
+    }
+    ledger.finish().await;
+}
+
+/// What a partition's own unique indexes refuse, and the parent cannot: who attaches a partition without them hears of it.
+#[tokio::test]
+async fn verify_finds_a_partition_that_lets_numbers_in_twice() {
+    let ledger = Ledger::new().await;
+    store_some(&ledger).await;
+    let faults = async || {
+        let report = verify(&ledger.owner_url, &ledger.name, |_, _| {}).await;
+        report.unwrap().faults
+    };
+    assert_eq!(faults().await, [""; 0]);
+    let partition =
+        "SELECT relname::text FROM pg_class WHERE oid = (SELECT tableoid FROM events LIMIT 1)";
+    let partition: String = ledger.value(partition).await;
+    for (index, columns, position, sequence, said) in [
+        (
+            "position",
+            "position",
+            "position",
+            "sequence + 1",
+            "follows position",
+        ),
+        (
+            "user_sequence",
+            "user_no, sequence",
+            "nextval('events_position_seq')",
+            "sequence",
+            "mia 2: ",
+        ),
+    ] {
+        ledger
+            .admin
+            .batch_execute(&format!("DROP INDEX {partition}_{index}"))
+            .await
+            .unwrap();
+        let unindexed = format!("table {partition}: nothing keeps ({columns}) unique");
+        assert_eq!(faults().await, [unindexed]);
+        let twice = format!(
+            "INSERT INTO events (position, user_no, sequence, event_id, type, writer, idempotency_key, fingerprint, record,
+                                 recorded_at, effective_at)
+             SELECT {position}, user_no, {sequence}, event_id, type, writer, idempotency_key, fingerprint, record, recorded_at,
+                    effective_at FROM events WHERE idempotency_key = 'k2'"
+        );
+        ledger.admin.batch_execute(&twice).await.unwrap();
+        let found = faults().await;
+        assert!(found.iter().any(|fault| fault.contains(said)), "{found:?}");
+        let mend = format!(
+            "SET session_replication_role = replica;
+             DELETE FROM {partition} a USING {partition} b WHERE a.idempotency_key = b.idempotency_key AND a.user_no = b.user_no AND a.ctid > b.ctid;
+             CREATE UNIQUE INDEX {partition}_{index} ON {partition} ({columns})"
         );
         ledger.admin.batch_execute(&mend).await.unwrap();
     }
