@@ -63,7 +63,7 @@ impl Lab {
     pub async fn open(services: &Services) -> Result<Self> {
         ensure!(
             services.program.is_file(),
-            "{} is not there: cargo build --release --bin daybook",
+            "{} is not there: cargo build --profile dist --bin daybook",
             services.program.display()
         );
         let postgres = Database::at(&services.database_url)?;
@@ -212,6 +212,12 @@ impl Ledger {
     /// The program that is measured.
     pub fn program(&self) -> &Path {
         &self.program
+    }
+
+    /// A name for a file that goes with the lab.
+    pub fn new_file(&self, kind: &str) -> PathBuf {
+        let name = format!("{kind}-{:016x}", rand::random::<u64>());
+        self.keys_file.with_file_name(name)
     }
 
     /// Starts a server of this ledger and waits until it is ready.

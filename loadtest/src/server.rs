@@ -39,6 +39,11 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// All roles in one process.
+    pub fn everything() -> Self {
+        Self::roles("api,relay,keeper")
+    }
+
     /// Roles with default settings and no limits.
     pub fn roles(roles: &str) -> Self {
         Setup {
@@ -165,16 +170,21 @@ impl Server {
     }
 }
 
-/// The command, in a shell that puts itself into the group first: what the program does at start counts, too.
+/// The command, in a shell that puts itself into the group first: what the program does at start counts, too. It runs a copy that was
+/// made in there: pages of a file are charged to whoever read them first, and others have read the program before.
 fn confined(ledger: &Ledger, cgroup: &Cgroup) -> Command {
     let plain = ledger.command();
     let mut command = Command::new("/bin/sh");
     command
         .args([
             "-c",
-            &format!("{} exec \"$0\" \"$@\"", cgroup.join_script()),
+            &format!(
+                "{} copy=$1 && shift && cp \"$0\" \"$copy\" && exec \"$copy\" \"$@\"",
+                cgroup.join_script()
+            ),
         ])
         .arg(ledger.program())
+        .arg(ledger.new_file("program"))
         .stdin(Stdio::null())
         .kill_on_drop(true);
     for (name, value) in plain.as_std().get_envs() {

@@ -184,6 +184,21 @@ mod tests {
             let principal = verifier.verify(token, Timestamp::now()).unwrap();
             assert!(principal.subject.as_str().starts_with("writer-"));
         }
+        let algorithms = |tokens: &[String]| -> Vec<String> {
+            let heads = tokens.iter().map(|token| token.split('.').next().unwrap());
+            let mut names: Vec<String> = heads
+                .map(|head| {
+                    let head: Value =
+                        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(head).unwrap()).unwrap();
+                    head["alg"].as_str().unwrap().to_owned()
+                })
+                .collect();
+            names.sort_unstable();
+            names.dedup();
+            names
+        };
+        assert_eq!(algorithms(tokens.writers()), ["ES256"]);
+        assert_eq!(algorithms(tokens.mixed()), ["ES256", "EdDSA", "RS256"]);
         std::fs::remove_file(&file).unwrap();
     }
 }

@@ -11,14 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 /// Slowest read that is told apart, in microseconds.
 const LATENCY_MAX_US: u64 = 120_000_000;
-/// How late a timer may wake who waits for it: it ticks once a millisecond, and both the runtime and the system round up. That is no
-/// time of the service; what is later is, since a stall costs everybody who comes during it.
-const TICK: Duration = Duration::from_millis(2);
 /// Characters kept of an answer that explains a failure.
 const SAMPLE_CHARS_MAX: usize = 500;
 
@@ -126,48 +124,39 @@ fn sample(body: &[u8]) -> String {
     text.chars().take(SAMPLE_CHARS_MAX).collect()
 }
 
+/// A read's number and when it should begin.
+type Arrival = (u64, Instant);
+
 struct Shared {
     reads: Reads,
-    start: Instant,
+    measured_from: Instant,
+    end: Instant,
+    /// Of a closed loop.
     next: AtomicU64,
+    /// Of a steady rate.
+    arrivals: AsyncMutex<mpsc::UnboundedReceiver<Arrival>>,
     latency_us: Mutex<Histogram<u64>>,
 }
 
 impl Shared {
-    /// When read number `index` should begin; None for at once.
-    fn due(&self, index: u64) -> Option<Instant> {
+    /// The next read; None when there is none any more.
+    async fn arrival(&self) -> Option<Arrival> {
         match self.reads.pace {
-            Pace::Closed => None,
-            Pace::PerSecond(rate) => {
-                let micros = index.saturating_mul(1_000_000) / u64::from(rate.max(1));
-                Some(self.start + Duration::from_micros(micros))
+            Pace::Closed => {
+                let now = Instant::now();
+                (now < self.end).then(|| (self.next.fetch_add(1, Ordering::Relaxed), now))
             }
+            Pace::PerSecond(_) => self.arrivals.lock().await.recv().await,
         }
     }
 
     async fn work(self: Arc<Self>, mut reader: Reader) -> Result<()> {
-        let measured_from = self.start + self.reads.warm_up;
-        let end = measured_from + self.reads.lasts;
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            let begin = match self.due(index) {
-                Some(due) if due >= end => return Ok(()),
-                Some(due) if due > Instant::now() => {
-                    sleep_until(due).await;
-                    counted_from(due, Instant::now())
-                }
-                // Every connection was busy.
-                Some(due) => due,
-                None => Instant::now(),
-            };
-            if begin >= end {
-                return Ok(());
-            }
+        while let Some((index, begin)) = self.arrival().await {
             let count = self.reads.paths.len().max(1);
             let place = usize::try_from(index % u64::try_from(count)?)?;
             let path = self.reads.paths.get(place).context("no path")?;
             reader.get(path).await?;
-            if begin >= measured_from {
+            if begin >= self.measured_from {
                 let micros = u64::try_from(begin.elapsed().as_micros())?;
                 let mut latency = self
                     .latency_us
@@ -176,12 +165,24 @@ impl Shared {
                 latency.saturating_record(micros);
             }
         }
+        Ok(())
     }
 }
 
-/// When a read began that was due while its connection was free.
-fn counted_from(due: Instant, woken: Instant) -> Instant {
-    due + woken.saturating_duration_since(due).min(TICK)
+/// Announces reads when they are due, on a thread of its own: the runtime's timer ticks once a millisecond, which is a good part of
+/// what a read takes. Ends at the end, or when nobody reads any more.
+fn announce(rate: u32, from: Instant, end: Instant, arrivals: &mpsc::UnboundedSender<Arrival>) {
+    for index in 0_u64.. {
+        let micros = index.saturating_mul(1_000_000) / u64::from(rate.max(1));
+        let due = from + Duration::from_micros(micros);
+        if due >= end {
+            return;
+        }
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        if arrivals.send((index, due)).is_err() {
+            return;
+        }
+    }
 }
 
 /// Reads to the end of the plan.
@@ -194,9 +195,18 @@ pub async fn read(reads: Reads) -> Result<Measured> {
     for _ in 0..reads.connections {
         readers.push(Reader::open(&reads.target, &reads.token).await?);
     }
+    let (sender, arrivals) = mpsc::unbounded_channel();
+    let start = Instant::now();
+    let measured_from = start + reads.warm_up;
+    let end = measured_from + reads.lasts;
+    if let Pace::PerSecond(rate) = reads.pace {
+        tokio::task::spawn_blocking(move || announce(rate, start, end, &sender));
+    }
     let shared = Arc::new(Shared {
-        start: Instant::now(),
+        measured_from,
+        end,
         next: AtomicU64::new(0),
+        arrivals: AsyncMutex::new(arrivals),
         latency_us: Mutex::new(Histogram::new_with_bounds(1, LATENCY_MAX_US, 3)?),
         reads,
     });
@@ -280,13 +290,16 @@ mod tests {
     }
 
     #[test]
-    fn a_late_timer_is_forgiven_a_tick_and_no_more() {
-        let due = Instant::now();
-        for (late_us, forgiven_us) in [(0, 0), (900, 900), (2_000, 2_000), (9_000, 2_000)] {
-            let woken = due + Duration::from_micros(late_us);
-            let forgiven = Duration::from_micros(forgiven_us);
-            assert_eq!(counted_from(due, woken), due + forgiven);
+    fn reads_are_announced_when_they_are_due_and_with_that_time() {
+        let (sender, mut arrivals) = mpsc::unbounded_channel();
+        let from = Instant::now();
+        announce(1_000, from, from + Duration::from_millis(20), &sender);
+        assert!(from.elapsed() >= Duration::from_millis(19));
+        for index in 0..20 {
+            let due = from + Duration::from_millis(index);
+            assert_eq!(arrivals.try_recv().unwrap(), (index, due));
         }
+        assert!(arrivals.try_recv().is_err());
     }
 
     #[tokio::test]
