@@ -65,4 +65,4 @@ profile:
 # What each part of an event's pure path takes, in time. What it takes in instructions is held by CI (.ci/instructions).
 bench-micro:
 	@$(NEED_CARGO)
-	cargo bench --profile dist -p daybook-loadtest --bench micro
+	cargo bench -p daybook-loadtest --bench micro

@@ -22,13 +22,14 @@ const CONTROL_BUDGET_S: u64 = 24;
 /// # Errors
 /// When the control or a scenario fails. What the other scenarios found is in the report then.
 pub async fn run(bench: &mut Bench, args: &BenchArgs) -> Result<String> {
-    let at = Timestamp::now();
+    let (at, commit) = (Timestamp::now(), commit());
     let machine = Machine::ask(bench.lab.postgres(), bench.lab.amqp_url()).await?;
     let chosen: Vec<&Scenario> = match args.scenario {
         Some(scenario) => vec![scenario],
         None => ALL.iter().filter(|scenario| scenario.is_standard).collect(),
     };
     bench.full = args.scenario.is_some() && !args.short;
+    bench.pg_bin_dir.clone_from(&args.pg_bin_dir);
     let mut left_s =
         2 * CONTROL_BUDGET_S + chosen.iter().map(|one| budget_s(bench, one)).sum::<u64>();
     tell(&format!(
@@ -50,7 +51,7 @@ pub async fn run(bench: &mut Bench, args: &BenchArgs) -> Result<String> {
     let last = controlled(&bench.lab, args).await?;
     let context = Context {
         machine,
-        commit: commit(),
+        commit,
         at,
         first,
         last,

@@ -33,6 +33,16 @@ const CEILING: Script = Script {
     events: 400,
 };
 
+/// What a transaction changes in a ledger that has others already, as far as that is quickly counted.
+const COUNTS: &str = "-- control_counts
+SELECT (SELECT last_value FROM events_position_seq) AS last, (SELECT count(*) FROM outbox) AS outbox,
+       (SELECT sum(sequence)::bigint FROM users) AS sequences, (SELECT sum(amount)::bigint FROM balances) AS money";
+
+/// What is later than a position.
+const LATER: &str = "-- control_later
+SELECT (SELECT count(*) FROM events WHERE position > $1) AS events,
+       (SELECT count(*) FROM postings WHERE position > $1) AS postings";
+
 /// How long pgbench may take to connect and end, besides what it measures.
 const PGBENCH_SPARE: Duration = Duration::from_secs(60);
 
@@ -117,9 +127,36 @@ pub async fn run(lab: &Lab, settings: &Settings) -> Result<Control> {
 /// records belong to no chain, so that the ledger is of no further use.
 ///
 /// # Errors
-/// When pgbench fails.
-pub async fn run_filled(database: &Database, users: u32, seconds: u32) -> Result<Reached> {
-    measure(database, &find_pgbench(None)?, TRANSFER, users, seconds).await
+/// When pgbench fails, or the tables did not grow by what it counted.
+pub async fn run_filled(
+    database: &Database,
+    users: u32,
+    seconds: u32,
+    pg_bin_dir: Option<&Path>,
+) -> Result<Reached> {
+    let pgbench = find_pgbench(pg_bin_dir)?;
+    let client = database.connect().await?;
+    let before = client.query_one(COUNTS, &[]).await?;
+    let last: i64 = before.try_get("last")?;
+    let reached = measure(database, &pgbench, TRANSFER, users, seconds).await?;
+    let after = client.query_one(COUNTS, &[]).await?;
+    let events = i64::try_from(reached.events)?;
+    for (what, each) in [("outbox", 1), ("sequences", 1), ("money", 0)] {
+        let grown = after.try_get::<_, i64>(what)? - before.try_get::<_, i64>(what)?;
+        ensure!(
+            grown == each * events,
+            "{what} grew by {grown} with {events} transactions"
+        );
+    }
+    let later = client.query_one(LATER, &[&last]).await?;
+    for (what, each) in [("events", 1), ("postings", 2)] {
+        let grown: i64 = later.try_get(what)?;
+        ensure!(
+            grown == each * events,
+            "{grown} {what} came with {events} transactions"
+        );
+    }
+    Ok(reached)
 }
 
 async fn measure(

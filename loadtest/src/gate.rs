@@ -20,6 +20,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Discrepancies that a message shows.
 const SHOWN_MAX: usize = 5;
 
+/// Keys of one user and writer that have more than one event. No run is so long that a key may be used again.
+const TWICE: &str = "-- keys_used_twice
+SELECT count(*) FROM (SELECT FROM events GROUP BY user_no, writer, idempotency_key HAVING count(*) > 1) AS used";
+
 /// Balances by address, in minor units.
 type Balances = BTreeMap<String, i128>;
 
@@ -29,6 +33,8 @@ pub struct Gate {
     events_before: u64,
     balances_before: Balances,
     answered: Answered,
+    /// Whether keys were sent more than once.
+    keys_repeat: bool,
 }
 
 /// The sum of the tallies of a ledger.
@@ -88,7 +94,13 @@ impl Gate {
             events_before: events(&client).await?,
             balances_before: balances(&client).await?,
             answered: Answered::default(),
+            keys_repeat: false,
         })
+    }
+
+    /// Keys are sent more than once from now on.
+    pub fn keys_repeat(&mut self) {
+        self.keys_repeat = true;
     }
 
     /// Counts the answers of a run.
@@ -135,6 +147,11 @@ impl Gate {
             moved: difference(&self.balances_before, &balances(&client).await?),
         };
         compare(&self.answered, &grown)?;
+        if self.keys_repeat {
+            // Two events of one key, both answered with 201, would agree with everything else.
+            let twice = count(&client, TWICE).await?;
+            ensure!(twice == 0, "{twice} idempotency keys have several events");
+        }
         ledger.verify().await
     }
 }

@@ -72,6 +72,7 @@ async fn with_lab(
         full: false,
         users,
         saturated: None,
+        pg_bin_dir: None,
     };
     // A run that is cut off drops what it holds: the processes that it started are killed with it.
     let outcome = tokio::select! {

@@ -5,7 +5,7 @@
 use super::answer::{Answer, Failure};
 use super::command::{Expect, Shot};
 use super::event::Party;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -78,6 +78,20 @@ impl Tally {
     /// Whether every request got an answer that may be: then the ledger holds exactly what was answered with 201.
     pub fn is_clean(&self) -> bool {
         self.unexpected == 0 && self.unknown == 0 && self.unreached == 0
+    }
+
+    /// That every arrival was sent and answered as it had to be: nothing was dropped, refused for want of room, or lost.
+    ///
+    /// # Errors
+    /// When one was not.
+    pub fn all_answered(&self) -> Result<()> {
+        ensure!(
+            self.is_clean() && self.dropped == 0 && self.unavailable == 0,
+            "not every arrival was answered: {} dropped, {}",
+            self.dropped,
+            self.trouble()
+        );
+        Ok(())
     }
 
     /// What was not as it should be, for whoever reads of a run that failed.

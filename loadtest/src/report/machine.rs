@@ -8,6 +8,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -68,18 +69,28 @@ impl Machine {
     }
 }
 
-/// The commit of the tree that this program was built from, by the last released version before it.
+/// The commit of the tree that this program was built from, by the last released version before it. The report itself may differ from
+/// it: each scenario changes it.
 pub fn commit() -> String {
-    let described = Command::new("git")
-        .args(["describe", "--always", "--tags", "--match=v*", "--dirty"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output();
-    described
+    let named = git(&["describe", "--always", "--tags", "--match=v*"]);
+    let changed = git(&["status", "--porcelain", "--", ".", ":!loadtest/report"]);
+    match (named, changed) {
+        (Some(name), Some(changed)) if changed.is_empty() => name,
+        (Some(name), _) => format!("{name}-dirty"),
+        (None, _) => "unknown".to_owned(),
+    }
+}
+
+/// What git says in the project's folder; None when it fails.
+fn git(args: &[&str]) -> Option<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
+    let output = Command::new("git")
+        .args(args)
+        .current_dir(folder)
+        .output()
         .ok()
-        .filter(|output| output.status.success())
-        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| "unknown".to_owned())
+        .filter(|output| output.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 fn cpu(info: &str) -> String {

@@ -28,12 +28,23 @@ pub struct Findings {
 }
 
 /// A measured row of the budget.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Row {
     /// Which.
     pub budget: &'static Budget,
     /// In the budget's unit; events a second where that is a multiple of the control, which is not finished before the run is.
     pub value: f64,
+    /// How large or how long what was measured was, where the budget says so.
+    pub size: Option<Size>,
+}
+
+/// How large or how long what was measured was.
+#[derive(Clone, Debug)]
+pub struct Size {
+    /// For people, such as `1,000,000 events`.
+    pub is: String,
+    /// Whether it is what the budget is about. If not, the value says nothing of whether the budget is met.
+    pub is_full: bool,
 }
 
 /// A part of a page.
@@ -86,7 +97,20 @@ impl From<u64> for Cell {
 impl Findings {
     /// Adds a row of the budget.
     pub fn row(&mut self, budget: &'static Budget, value: f64) {
-        self.rows.push(Row { budget, value });
+        self.rows.push(Row {
+            budget,
+            value,
+            size: None,
+        });
+    }
+
+    /// Adds a row of the budget that is about a size.
+    pub fn sized_row(&mut self, budget: &'static Budget, value: f64, size: Size) {
+        self.rows.push(Row {
+            budget,
+            value,
+            size: Some(size),
+        });
     }
 
     /// Adds a paragraph.
@@ -157,9 +181,21 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
+/// The middle one, the upper of two; None of nothing.
+pub fn median(values: impl IntoIterator<Item = u64>) -> Option<u64> {
+    let mut values: Vec<u64> = values.into_iter().collect();
+    values.sort_unstable();
+    values.get(values.len() / 2).copied()
+}
+
 /// Bytes as mebibytes with one place.
+pub fn in_mebibytes(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+/// The same for a table.
 pub fn mebibytes(bytes: u64) -> Cell {
-    Cell::Text(format!("{:.1}", bytes as f64 / f64::from(1 << 20)))
+    Cell::Text(in_mebibytes(bytes))
 }
 
 #[cfg(test)]
@@ -170,6 +206,13 @@ mod tests {
     fn thousands_are_told_apart() {
         let shown = [0, 7, 999, 1_000, 12_345, 1_234_567].map(grouped);
         assert_eq!(shown, ["0", "7", "999", "1,000", "12,345", "1,234,567"]);
+    }
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert_eq!(median([3, 1, 2]), Some(2));
+        assert_eq!(median([2, 1]), Some(2));
+        assert_eq!(median([]), None);
     }
 
     #[test]

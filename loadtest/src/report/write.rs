@@ -64,7 +64,7 @@ impl Context {
         f64::midpoint(self.first.ceiling.rate, self.last.ceiling.rate)
     }
 
-    /// How much the machine changed between both ends, in hundredths.
+    /// How much the machine changed between both ends, in per cent.
     fn drift(&self) -> f64 {
         100.0 * (self.last.single.rate / self.first.single.rate - 1.0)
     }
@@ -126,12 +126,14 @@ impl Report {
         // A scenario that ran again has no older numbers, even when it failed.
         let again: Vec<&str> = runs.iter().map(|run| run.scenario).collect();
         self.remove_pages(&again)?;
+        // Nor are rows kept that the budget has no more.
+        let is_known = |row: &Value| budget::ALL.iter().any(|known| row["name"] == known.name);
         let kept = before.unwrap_or_default().into_iter().filter(|row| {
-            row["scenario"]
-                .as_str()
-                .is_some_and(|scenario| !again.contains(&scenario))
+            let scenario = row["scenario"].as_str();
+            scenario.is_some_and(|scenario| !again.contains(&scenario)) && is_known(row)
         });
         let mut rows: Vec<Value> = kept.chain(measured(context, runs)).collect();
+        rows.extend(unmeasured(&rows));
         rows.sort_by_key(|row| {
             budget::ALL
                 .iter()
@@ -152,7 +154,8 @@ impl Report {
             .filter(|run| run.findings.is_none())
             .map(|run| run.scenario)
             .collect();
-        let front = front(context, &rows, &self.pages(), &failed);
+        let has_profile = self.dir.join("profile.md").is_file();
+        let front = front(context, &rows, &self.pages(), &failed, has_profile);
         self.file(REPORT, &front)?;
         Ok(front)
     }
@@ -233,9 +236,13 @@ fn measured(context: &Context, runs: &[Run]) -> Vec<Value> {
     for run in runs {
         for row in run.findings.iter().flat_map(|findings| &findings.rows) {
             let value = context.value(row.budget, row.value);
+            let size = row.size.as_ref();
+            let met = size
+                .is_none_or(|size| size.is_full)
+                .then(|| row.budget.target.is_met(value));
             rows.push(json!({
                 "name": row.budget.name, "unit": row.budget.unit.name(), "target": row.budget.target.to_string(),
-                "value": value, "met": row.budget.target.is_met(value), "scenario": run.scenario,
+                "value": value, "met": met, "size": size.map(|size| &size.is), "scenario": run.scenario,
                 "measured_at": format!("{:.0}", context.at), "commit": context.commit, "control": context.control_json(),
             }));
         }
@@ -243,35 +250,97 @@ fn measured(context: &Context, runs: &[Run]) -> Vec<Value> {
     rows
 }
 
+/// The rows of the budget that nobody has measured yet.
+fn unmeasured(rows: &[Value]) -> Vec<Value> {
+    let is_there = |budget: &&&Budget| rows.iter().any(|row| row["name"] == budget.name);
+    let missing = budget::ALL.iter().filter(|budget| !is_there(budget));
+    missing
+        .map(|budget| {
+            json!({
+                "name": budget.name, "unit": budget.unit.name(), "target": budget.target.to_string(),
+                "value": null, "met": null, "size": null, "scenario": null, "measured_at": null, "commit": null, "control": null,
+            })
+        })
+        .collect()
+}
+
 /// The report's first page.
-fn front(context: &Context, rows: &[Value], pages: &[&str], failed: &[&str]) -> String {
+fn front(
+    context: &Context,
+    rows: &[Value],
+    pages: &[&str],
+    failed: &[&str],
+    has_profile: bool,
+) -> String {
     let mut text = format!("# What Daybook costs\n\n{}\n", context.heading());
-    text.push_str("| what | target | value | met | scenario | measured | commit | control |\n|---|---|---|---|---|---|---|---|\n");
+    text.push_str("| what | target | value | met | scenario | measured | commit | control, events/s |\n|---|---|---|---|---|---|---|---|\n");
     for row in rows {
-        let word = |name: &str| row[name].as_str().unwrap_or("?").to_owned();
-        let _ = writeln!(
-            text,
-            "| {} | {} {} | {} | {} | {} | {} | `{}` | {}/s |",
-            word("name"),
-            word("target"),
-            word("unit"),
-            row["value"],
-            if row["met"] == true { "yes" } else { "**no**" },
-            word("scenario"),
-            word("measured_at"),
-            word("commit"),
-            row["control"]["events_per_s"],
-        );
+        text.push_str(&line(row));
     }
     for scenario in failed {
         let _ = writeln!(text, "\n`{scenario}` failed: it has no numbers.");
     }
+    text.push_str(&missed(rows, has_profile));
     text.push_str(&controls(context));
     if !pages.is_empty() {
         text.push_str("\n## Scenarios\n\n");
     }
     for page in pages {
         let _ = writeln!(text, "- [{page}]({page}.md)");
+    }
+    text
+}
+
+/// A row of the budget as a line of the table.
+fn line(row: &Value) -> String {
+    let word = |name: &str| row[name].as_str().unwrap_or("-").to_owned();
+    let size = row["size"].as_str().map(|size| format!(" ({size})"));
+    let value = match &row["value"] {
+        Value::Null => "not measured".to_owned(),
+        value => format!("{value}{}", size.unwrap_or_default()),
+    };
+    let met = match (&row["met"], &row["value"]) {
+        (Value::Bool(true), _) => "yes",
+        (Value::Bool(false), _) => "**no**",
+        (_, Value::Null) => "-",
+        _ => "not at full size",
+    };
+    let control = |name: &str| row["control"][name].as_f64().map(whole);
+    let control = match control("first").zip(control("last")) {
+        Some((first, last)) => format!("{} to {}", grouped(first), grouped(last)),
+        None => "-".to_owned(),
+    };
+    format!(
+        "| {} | {} {} | {value} | {met} | {} | {} | {} | {control} |\n",
+        word("name"),
+        word("target"),
+        word("unit"),
+        word("scenario"),
+        word("measured_at"),
+        word("commit"),
+    )
+}
+
+/// By how much rows are missed, and on what they rest.
+fn missed(rows: &[Value], has_profile: bool) -> String {
+    let mut text = String::new();
+    for row in rows.iter().filter(|row| row["met"] == false) {
+        let known = budget::ALL.iter().find(|known| row["name"] == known.name);
+        if let Some((budget, value)) = known.zip(row["value"].as_f64()) {
+            let _ = writeln!(
+                text,
+                "- {}: missed by {:.1} %. It rests on {}.",
+                budget.name,
+                budget.target.missed_by(value),
+                budget.rests_on
+            );
+        }
+    }
+    if !text.is_empty() {
+        text.insert_str(0, "\n## What is missed\n\n");
+        if has_profile {
+            text.push_str("\nThe [profile](profile.md) tells where the time of everything goes.\n");
+        }
     }
     text
 }
@@ -338,7 +407,8 @@ fn whole(rate: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::database::Settings;
-    use crate::report::budget::{HALF, SATURATION};
+    use crate::report::Size;
+    use crate::report::budget::{HALF, HELD_WRITES, SATURATION, SIZE};
 
     fn reached(batch: u64, rate: f64) -> Reached {
         Reached {
@@ -411,15 +481,17 @@ mod tests {
         let text = fs::read_to_string(report.dir.join(SUMMARY)).unwrap();
         let summary: Value = serde_json::from_str(&text).unwrap();
         let rows = summary["rows"].as_array().unwrap().iter();
-        rows.map(|row| {
-            let scenario = row["scenario"].as_str().unwrap().to_owned();
-            (
-                scenario,
-                row["value"].as_f64().unwrap(),
-                row["met"].as_bool().unwrap(),
-            )
-        })
-        .collect()
+        let measured = rows.filter(|row| !row["value"].is_null());
+        measured
+            .map(|row| {
+                let scenario = row["scenario"].as_str().unwrap().to_owned();
+                (
+                    scenario,
+                    row["value"].as_f64().unwrap(),
+                    row["met"].as_bool().unwrap(),
+                )
+            })
+            .collect()
     }
 
     #[test]
@@ -456,6 +528,34 @@ mod tests {
         report.write(&context("6.2"), &other).unwrap();
         assert_eq!(rows(&report), [("half".to_owned(), 30.0, false)]);
         assert!(!report.dir.join("saturation.md").exists());
+        fs::remove_dir_all(&report.dir).unwrap();
+    }
+
+    #[test]
+    fn a_row_says_how_large_what_it_measured_was() {
+        let report = report(true);
+        let mut size = run("size", None);
+        let mut findings = Findings::default();
+        let size_of = |is_full| Size {
+            is: "1,000,000 events".to_owned(),
+            is_full,
+        };
+        findings.sized_row(&SIZE, 91.0, size_of(false));
+        findings.sized_row(&HELD_WRITES, 20.0, size_of(true));
+        size.findings = Some(findings);
+        report.write(&context("6.1"), &[size]).unwrap();
+        // One that joins shows it again, from the summary.
+        let other = [run("half", Some((&HALF, 12.0)))];
+        let front = report.write(&context("6.1"), &other).unwrap();
+        for part in [
+            "| 91.0 (1,000,000 events) | not at full size |",
+            "| 20.0 (1,000,000 events) | **no** |",
+            "| 12.0 | yes |",
+            "| batch endpoint, relay paused | >= 5 x control | not measured | - |",
+            "writes lost: missed by 0.0 %. It rests on the versions",
+        ] {
+            assert!(front.contains(part), "{part}: {front}");
+        }
         fs::remove_dir_all(&report.dir).unwrap();
     }
 

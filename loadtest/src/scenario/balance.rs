@@ -6,9 +6,11 @@
 use super::Bench;
 use super::stand::Stand;
 use crate::lab::Ledger;
-use crate::load::{Arrivals, Kind, Measured, Pace, Plan, Reads, read};
-use crate::report::{Axis, Cell, Findings, Plot, Scale, Series, budget, millis};
+use crate::load::{Arrivals, Kind, Measured, Pace, Plan, Reader, Reads, read};
+use crate::report::{Axis, Cell, Findings, Plot, Scale, Series, Size, budget, grouped, millis};
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
@@ -58,13 +60,18 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
         });
         steps.push(work.await.with_context(|| format!("{postings} postings"))?);
     }
-    let last = steps.last().context("nothing was measured")?;
-    let worst = last.reads.iter().map(|reads| reads.millis(0.99));
+    let largest = steps.last().context("nothing was measured")?.postings;
+    let reads = steps.iter().flat_map(|step| &step.reads);
+    let worst = reads.map(|reads| reads.millis(0.99)).fold(0.0, f64::max);
     let mut findings = Findings::default();
-    findings.row(&budget::BALANCE, worst.fold(0.0, f64::max));
+    let size = Size {
+        is: format!("up to {} postings", grouped(largest)),
+        is_full: bench.full,
+    };
+    findings.sized_row(&budget::BALANCE, worst, size);
     findings.text(format!(
-        "`GET /v1/accounts/{{address}}` {RATE} times a second, counted from when each read should have begun, less what the \
-         generator's timer was late (2 ms at most), while {WRITES_PER_SECOND} events a second go on; beside it SQL that sums all postings \
+        "`GET /v1/accounts/{{address}}` {RATE} times a second, counted from when each read should have begun, while \
+         {WRITES_PER_SECOND} events a second go on; beside it SQL that sums all postings \
          of the account. A `floor` account has its balance in a row. Folding is what the keeper took for a ledger that it had never seen."
     ));
     findings.table(
@@ -93,7 +100,13 @@ async fn measure(bench: &Bench, ledger: &Ledger, postings: u64) -> Result<Step> 
         reads.push(read_and_write(bench, &mut stand, address).await?);
     }
     for (_, address) in ACCOUNTS {
-        sums.push(full_sum(ledger, address).await?);
+        let (sum, took) = full_sum(ledger, address).await?;
+        let answered = answered(&stand, address).await?;
+        ensure!(
+            sum == answered,
+            "{address} is answered to have {answered:?}, its postings sum to {sum:?}"
+        );
+        sums.push(took);
     }
     stand.finish().await?;
     Ok(Step {
@@ -121,7 +134,7 @@ SELECT f.position >= h.position FROM snapshot_horizon f CROSS JOIN horizon h";
 }
 
 async fn read_and_write(bench: &Bench, stand: &mut Stand<'_>, address: &str) -> Result<Measured> {
-    let lasts = bench.seconds(5, 20);
+    let lasts = bench.seconds(5, 30);
     let warm_up = Duration::from_secs(1);
     let reads = Reads {
         connections: CONNECTIONS,
@@ -139,21 +152,46 @@ async fn read_and_write(bench: &Bench, stand: &mut Stand<'_>, address: &str) -> 
         progress: false,
         ..stand.plan(Kind::Deposit)?
     };
-    let (_, measured) = tokio::try_join!(stand.drive(writes), read(reads))?;
+    let (written, measured) = tokio::try_join!(stand.drive(writes), read(reads))?;
+    written.all_answered()?;
     Ok(measured)
 }
 
-async fn full_sum(ledger: &Ledger, address: &str) -> Result<Duration> {
+/// Amounts by asset.
+type Amounts = BTreeMap<String, String>;
+
+/// What all postings of an account sum to, and how long that takes.
+async fn full_sum(ledger: &Ledger, address: &str) -> Result<(Amounts, Duration)> {
     let sql = "-- full_sum
 SELECT p.asset, sum(p.amount)::text FROM accounts a JOIN postings p USING (account_no) WHERE a.address = $1 GROUP BY p.asset";
     let client = ledger.database.connect().await?;
     let mut fastest = Duration::MAX;
+    let mut amounts = Amounts::new();
     for _ in 0..SUMS {
         let began = Instant::now();
-        client.query(sql, &[&address]).await?;
+        let rows = client.query(sql, &[&address]).await?;
         fastest = fastest.min(began.elapsed());
+        for row in rows {
+            amounts.insert(row.try_get(0)?, row.try_get(1)?);
+        }
     }
-    Ok(fastest)
+    Ok((amounts, fastest))
+}
+
+/// What the service says.
+async fn answered(stand: &Stand<'_>, address: &str) -> Result<Amounts> {
+    let path = format!("/v1/accounts/{address}");
+    let by = stand.reads(Vec::new())?;
+    let mut reader = Reader::open(&by.target, &by.token).await?;
+    let body: Value = serde_json::from_slice(reader.get(&path).await?)?;
+    let balances = body["balances"].as_array().context("no balances")?;
+    let amounts = balances.iter().map(|of_asset| {
+        let text = |name: &str| of_asset[name].as_str().map(str::to_owned);
+        text("asset").zip(text("balance"))
+    });
+    amounts
+        .collect::<Option<_>>()
+        .context("a balance of another form")
 }
 
 fn lines(step: &Step) -> Vec<[Cell; 7]> {

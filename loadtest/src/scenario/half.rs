@@ -10,7 +10,7 @@ use crate::report::{
     Axis, Findings, Plot, Scale, Series, budget, grouped, percentiles, quantile_ms,
 };
 use crate::server::Setup;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 
 /// Runs it.
@@ -22,18 +22,13 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let per_second = saturated.half();
     let lasts = bench.seconds(30, 120);
     let measured = bench.lab.with_ledger("half", async |ledger| {
-        let mut stand = Stand::raise(bench, ledger, &Setup::roles("api,relay,keeper")).await?;
+        let mut stand = Stand::raise(bench, ledger, &Setup::everything()).await?;
         let arrived = stand.arrive(per_second, lasts).await?;
         stand.finish().await?;
         Ok(arrived)
     });
     let (tally, lag_us) = measured.await?;
-    ensure!(
-        tally.is_clean() && tally.dropped == 0 && tally.unavailable == 0,
-        "at half of saturation {} arrivals were dropped; {}",
-        tally.dropped,
-        tally.trouble()
-    );
+    tally.all_answered().context("at half of saturation")?;
     let mut findings = Findings::default();
     findings.row(&budget::HALF, quantile_ms(&tally.latency_us, 0.99));
     findings.text(format!(

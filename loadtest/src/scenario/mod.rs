@@ -20,6 +20,7 @@ mod stand;
 use crate::lab::Lab;
 use crate::report::Findings;
 use anyhow::Result;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "pod-400m",
-        about: "The whole service in 0.4 cores and 64 MiB: 17 events a second for ten minutes, then as much as it takes",
+        about: "The whole service in 0.4 cores and 64 MiB: 17 events a second, then as much as it takes",
         is_standard: true,
         short_s: 125,
         full_s: 900,
@@ -112,7 +113,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "size",
-        about: "Writes and reads with up to 20 million events in the tables, beside the same with none; and what an event takes on disk",
+        about: "Writes and reads with many events in the tables, beside the same with none; and what an event takes on disk",
         is_standard: true,
         short_s: 100,
         full_s: 1_200,
@@ -120,7 +121,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "one-subject",
-        about: "One user whose history has up to a million events: what a further one costs, and reading it",
+        about: "One user with a short and with a long history: what a further one costs, and reading it",
         is_standard: true,
         short_s: 60,
         full_s: 240,
@@ -128,7 +129,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "balance-100",
-        about: "Balances of accounts with up to 20 million postings, read 100 times a second, beside a full sum",
+        about: "Balances of accounts with few and with many postings, read 100 times a second, beside a full sum",
         is_standard: true,
         short_s: 65,
         full_s: 3_600,
@@ -136,7 +137,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "soak",
-        about: "Half of saturation for half an hour: memory, outbox and latency stay where they are",
+        about: "Half of saturation for long: memory, outbox and latency stay where they are",
         is_standard: false,
         short_s: 85,
         full_s: 1_900,
@@ -176,6 +177,8 @@ pub struct Bench {
     pub users: u32,
     /// What saturates everything together, once it is known.
     pub saturated: Option<Saturated>,
+    /// Where pgbench is, if not where it usually is.
+    pub pg_bin_dir: Option<PathBuf>,
 }
 
 /// Where everything together saturates: service, relay, broker and a consumer.

@@ -6,20 +6,20 @@
 use super::Bench;
 use super::stand::{Delivered, Stand};
 use crate::load::{Kind, Plan, Tally};
-use crate::report::{Cell, Findings, budget, grouped, millis, plot, quantile_ms};
+use crate::report::{Cell, Findings, Size, budget, grouped, millis, plot, quantile_ms};
 use crate::server::Setup;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use std::time::Duration;
 use tokio::time::Instant;
 
-const ALL_ROLES: &str = "api,relay,keeper";
 /// Rates whose lag is measured, in events a second; the second is the budget's.
-const RATES: [f64; 2] = [100.0, 1_000.0];
+const RATES: [f64; 2] = [100.0, BUDGET_RATE];
+const BUDGET_RATE: f64 = 1_000.0;
 /// Events that wait when a relay begins.
 const BACKLOG: u64 = 100_000;
-/// How long is looked at what is possible beside a snapshot, and without one.
-const CAPACITY_LASTS: Duration = Duration::from_secs(6);
+/// Seconds for which is looked at what is possible beside a snapshot, and without one; of the standard set, and in full.
+const CAPACITY_S: (u64, u64) = (6, 20);
 const BACKLOG_LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs it.
@@ -41,21 +41,34 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let held = held(bench, saturated.half(), saturated.in_flight)
         .await
         .context("a session held open")?;
-    held_findings(&mut findings, &held);
+    held_findings(&mut findings, &held, bench.full);
     Ok(findings)
 }
 
-/// Name of the load, what came of it, and the lag of its messages in microseconds.
-type Lag = (String, Tally, Histogram<u64>);
+/// How long messages of a load were under way.
+struct Lag {
+    /// Of the load.
+    name: String,
+    /// Events a second of an open loop.
+    rate: Option<f64>,
+    tally: Tally,
+    lag_us: Histogram<u64>,
+}
 
 async fn lags(bench: &Bench, in_flight: u32) -> Result<Vec<Lag>> {
     let lasts = bench.seconds(10, 60);
     let work = bench.lab.with_ledger("relay", async |ledger| {
-        let mut stand = Stand::raise(bench, ledger, &Setup::roles(ALL_ROLES)).await?;
+        let mut stand = Stand::raise(bench, ledger, &Setup::everything()).await?;
         let mut measured = Vec::new();
         for per_second in RATES {
             let (tally, lag_us) = stand.arrive(per_second, lasts).await?;
-            measured.push((format!("{per_second:.0} a second"), tally, lag_us));
+            tally.all_answered()?;
+            measured.push(Lag {
+                name: format!("{per_second:.0} a second"),
+                rate: Some(per_second),
+                tally,
+                lag_us,
+            });
         }
         let plan = Plan {
             in_flight,
@@ -63,7 +76,12 @@ async fn lags(bench: &Bench, in_flight: u32) -> Result<Vec<Lag>> {
             ..stand.plan(Kind::Transfer)?
         };
         let (tally, lag_us) = stand.deliver_lag(plan).await?;
-        measured.push((format!("saturation, {in_flight} in flight"), tally, lag_us));
+        measured.push(Lag {
+            name: format!("saturation, {in_flight} in flight"),
+            rate: None,
+            tally,
+            lag_us,
+        });
         stand.finish().await?;
         Ok(measured)
     });
@@ -71,16 +89,20 @@ async fn lags(bench: &Bench, in_flight: u32) -> Result<Vec<Lag>> {
 }
 
 fn lag_findings(findings: &mut Findings, lags: &[Lag]) {
-    if let Some((_, _, lag_us)) = lags.get(1) {
-        findings.row(&budget::RELAY_LAG, quantile_ms(lag_us, 0.99));
+    let budgeted = lags.iter().find(|lag| lag.rate == Some(BUDGET_RATE));
+    if let Some(lag) = budgeted {
+        findings.row(&budget::RELAY_LAG, quantile_ms(&lag.lag_us, 0.99));
     }
-    findings.text("From the commit to the receipt by a consumer:");
+    findings.text(
+        "From the commit to the receipt by a consumer. It counts from the record's `recordedtime`, which is read before the commit's flush, \
+         so the flush is in it:",
+    );
     let loads = lags.iter();
-    findings.loads(loads.map(|(name, tally, lag_us)| (name.as_str(), tally.rate(), lag_us)));
+    findings.loads(loads.map(|lag| (lag.name.as_str(), lag.tally.rate(), &lag.lag_us)));
     findings.plot(plot::percentiles(
         "lag",
         "From the commit to a consumer, by percentile",
-        lags.iter().map(|(name, _, lag_us)| (name.as_str(), lag_us)),
+        lags.iter().map(|lag| (lag.name.as_str(), &lag.lag_us)),
     ));
 }
 
@@ -89,6 +111,10 @@ async fn backlog(bench: &Bench) -> Result<(u64, Duration)> {
     let work = bench.lab.with_ledger("relay", async |ledger| {
         let mut stand = Stand::raise_for_later(bench, ledger, &Setup::roles("api,keeper")).await?;
         let left = BACKLOG.saturating_sub(u64::from(bench.users));
+        ensure!(
+            left > 0,
+            "a backlog of {BACKLOG} events has room for fewer users only"
+        );
         let plan = Plan {
             in_flight: 256,
             warm_up: Duration::ZERO,
@@ -130,22 +156,23 @@ struct Moment {
 async fn held(bench: &Bench, per_second: f64, in_flight: u32) -> Result<Held> {
     let held_for = bench.seconds(60, 600);
     let work = bench.lab.with_ledger("relay", async |ledger| {
-        let mut stand = Stand::raise(bench, ledger, &Setup::roles(ALL_ROLES)).await?;
+        let mut stand = Stand::raise(bench, ledger, &Setup::everything()).await?;
         let free = bench.seconds(8, 60);
-        let before = moment(&mut stand, per_second, free, in_flight).await?;
+        let capacity_lasts = bench.seconds(CAPACITY_S.0, CAPACITY_S.1);
+        let before = moment(&mut stand, per_second, free, in_flight, capacity_lasts).await?;
         let client = ledger.database.connect().await?;
         // The snapshot is taken by the first query, and lives until the transaction ends.
         client
             .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
             .await?;
-        let during = moment(&mut stand, per_second, held_for, in_flight).await?;
+        let during = moment(&mut stand, per_second, held_for, in_flight, capacity_lasts).await?;
         client.batch_execute("COMMIT").await?;
         // As autovacuum would within a minute.
         client
             .batch_execute("VACUUM (ANALYZE)")
             .await
             .context("VACUUM")?;
-        let after = moment(&mut stand, per_second, free, in_flight).await?;
+        let after = moment(&mut stand, per_second, free, in_flight, capacity_lasts).await?;
         stand.finish().await?;
         Ok(Held {
             before,
@@ -162,11 +189,12 @@ async fn moment(
     per_second: f64,
     lasts: Duration,
     in_flight: u32,
+    capacity_lasts: Duration,
 ) -> Result<Moment> {
     let (half, lag_us) = stand.arrive(per_second, lasts).await?;
     let plan = Plan {
         in_flight,
-        lasts: CAPACITY_LASTS,
+        lasts: capacity_lasts,
         ..stand.plan(Kind::Transfer)?
     };
     Ok(Moment {
@@ -176,24 +204,23 @@ async fn moment(
     })
 }
 
-fn held_findings(findings: &mut Findings, held: &Held) {
-    let free = |of: fn(&Moment) -> f64| f64::midpoint(of(&held.before), of(&held.after));
+fn held_findings(findings: &mut Findings, held: &Held, is_full: bool) {
+    let free = |of: fn(&Moment) -> f64| of(&held.before).max(of(&held.after));
     let [writes, relay]: [fn(&Moment) -> f64; 2] = [
         |moment| moment.capacity.tally.rate(),
         |moment| moment.capacity.rate,
     ];
-    findings.row(
-        &budget::HELD_WRITES,
-        lost_percent(free(writes), writes(&held.during)),
-    );
-    findings.row(
-        &budget::HELD_RELAY,
-        lost_percent(free(relay), relay(&held.during)),
-    );
+    for (budget, of) in [(&budget::HELD_WRITES, writes), (&budget::HELD_RELAY, relay)] {
+        let size = Size {
+            is: format!("{} s", held.held_for.as_secs()),
+            is_full,
+        };
+        findings.sized_row(budget, lost_percent(free(of), of(&held.during)), size);
+    }
     findings.text(format!(
         "A session that holds a REPEATABLE READ snapshot open for {} s at half load, so that nothing dead can be removed. Half load is an \
          open loop; what is still possible at the end, with the snapshot still held, is a closed one. What is lost is counted from the \
-         mean of before and after:",
+         better of before and after:",
         held.held_for.as_secs()
     ));
     let line = |name: &str, moment: &Moment| {
@@ -201,6 +228,7 @@ fn held_findings(findings: &mut Findings, held: &Held) {
             name.into(),
             millis(quantile_ms(&moment.half.latency_us, 0.99)),
             millis(quantile_ms(&moment.lag_us, 0.99)),
+            not_answered(&moment.half).into(),
             Cell::Rate(writes(moment)),
             Cell::Rate(relay(moment)),
         ]
@@ -210,6 +238,7 @@ fn held_findings(findings: &mut Findings, held: &Held) {
             "",
             "p99 of answers at half load, ms",
             "p99 of receipts, ms",
+            "of half load not answered",
             "writes possible/s",
             "delivered/s",
         ],
@@ -221,7 +250,12 @@ fn held_findings(findings: &mut Findings, held: &Held) {
     );
 }
 
-/// How much less, in hundredths; not less than nothing.
+/// Arrivals that were not answered as they had to be.
+fn not_answered(tally: &Tally) -> u64 {
+    tally.dropped + tally.unavailable + tally.unknown + tally.unreached
+}
+
+/// How much less, in per cent; not less than nothing.
 fn lost_percent(before: f64, after: f64) -> f64 {
     (100.0 * (1.0 - after / before)).max(0.0)
 }

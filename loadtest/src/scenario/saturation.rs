@@ -104,7 +104,7 @@ async fn delivered(
     lasts: fn(&Bench, u32) -> Duration,
 ) -> Result<Vec<(u32, Delivered)>> {
     let work = bench.lab.with_ledger("saturation", async |ledger| {
-        let mut stand = Stand::raise(bench, ledger, &Setup::roles("api,relay,keeper")).await?;
+        let mut stand = Stand::raise(bench, ledger, &Setup::everything()).await?;
         let mut steps = Vec::new();
         for in_flight in in_flight {
             let plan = Plan {

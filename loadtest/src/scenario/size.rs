@@ -9,7 +9,7 @@ use crate::control;
 use crate::fill::{self, fill};
 use crate::lab::Ledger;
 use crate::load::{Kind, Measured, Plan, Reads, Tally, read};
-use crate::report::{Axis, Cell, Findings, Plot, Scale, Series, budget, grouped, millis};
+use crate::report::{Axis, Cell, Findings, Plot, Scale, Series, Size, budget, grouped, millis};
 use crate::server::Setup;
 use anyhow::{Context, Result, anyhow};
 use hdrhistogram::Histogram;
@@ -84,9 +84,13 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let last = steps.last().context("nothing was measured")?;
     let bytes: u64 = parts.iter().map(|part| part.bytes).sum();
     let mut findings = Findings::default();
-    findings.row(
+    findings.sized_row(
         &budget::SIZE,
         percent(last.filled.writes.rate, last.empty.writes.rate),
+        Size {
+            is: format!("{} events", grouped(last.filled.events)),
+            is_full: bench.full,
+        },
     );
     findings.row(&budget::BYTES, bytes as f64 / WEIGHED as f64);
     page(&mut findings, &steps);
@@ -200,8 +204,11 @@ async fn pair(bench: &Bench, empty: &Ledger, filled: &Ledger, events: u64) -> Re
     one.finish().await.context("the empty ledger")?;
     other.finish().await.context("the filled ledger")?;
     let seconds = if bench.full { CONTROL_S.1 } else { CONTROL_S.0 };
-    let in_empty = control::run_filled(&empty.database, bench.users, seconds).await?;
-    let in_filled = control::run_filled(&filled.database, bench.users, seconds).await?;
+    let controlled = async |ledger: &Ledger| {
+        let pg_bin_dir = bench.pg_bin_dir.as_deref();
+        control::run_filled(&ledger.database, bench.users, seconds, pg_bin_dir).await
+    };
+    let (in_empty, in_filled) = (controlled(empty).await?, controlled(filled).await?);
     Ok((
         Side {
             events: u64::from(bench.users),
@@ -285,9 +292,16 @@ fn percent(part: f64, whole: f64) -> f64 {
 fn page(findings: &mut Findings, steps: &[Step]) {
     findings.text(format!(
         "Each size beside an empty ledger of the same users, measured in the order empty, filled, filled, empty. Closed loops with \
-         {IN_FLIGHT} in flight. The control is `pgbench` on the very same two ledgers: where it loses as much, it is the machine's \
-         memory and disk."
+         {IN_FLIGHT} in flight. The control is `pgbench` on the very same two ledgers, and bound by flushes."
     ));
+    writes(findings, steps);
+    reads(findings, steps);
+    for step in steps {
+        findings.text(format!("Filled with {}.", step.filling));
+    }
+}
+
+fn writes(findings: &mut Findings, steps: &[Step]) {
     let mut lines = Vec::new();
     for step in steps {
         for side in [&step.empty, &step.filled] {
@@ -315,6 +329,9 @@ fn page(findings: &mut Findings, steps: &[Step]) {
         ],
         lines,
     );
+}
+
+fn reads(findings: &mut Findings, steps: &[Step]) {
     let mut lines = Vec::new();
     for step in steps {
         for (index, name) in READS.iter().enumerate() {
@@ -347,9 +364,6 @@ fn page(findings: &mut Findings, steps: &[Step]) {
         ],
         lines,
     );
-    for step in steps {
-        findings.text(format!("Filled with {}.", step.filling));
-    }
 }
 
 fn share(part: f64, whole: f64) -> Cell {

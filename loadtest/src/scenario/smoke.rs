@@ -5,7 +5,7 @@
 use super::Bench;
 use super::stand::Stand;
 use crate::load::{Kind, Plan};
-use crate::report::{Cell, Findings, budget, millis, percentiles};
+use crate::report::{Cell, Findings, millis, percentiles};
 use crate::server::Setup;
 use anyhow::Result;
 
@@ -18,7 +18,7 @@ const IN_FLIGHT: u32 = 256;
 pub async fn run(bench: &mut Bench) -> Result<Findings> {
     let lasts = bench.seconds(5, 15);
     let work = bench.lab.with_ledger("smoke", async |ledger| {
-        let mut stand = Stand::raise(bench, ledger, &Setup::roles("api,relay,keeper")).await?;
+        let mut stand = Stand::raise(bench, ledger, &Setup::everything()).await?;
         let plan = Plan {
             in_flight: IN_FLIGHT,
             lasts,
@@ -30,7 +30,6 @@ pub async fn run(bench: &mut Bench) -> Result<Findings> {
     });
     let delivered = work.await?;
     let mut findings = Findings::default();
-    findings.row(&budget::SATURATION_RELAY, delivered.rate);
     let [p50, p90, p99, p999, max] = percentiles(&delivered.tally.latency_us);
     findings.table(
         [

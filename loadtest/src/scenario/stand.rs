@@ -202,6 +202,9 @@ impl<'a> Stand<'a> {
     /// # Errors
     /// When it cannot be driven, or an answer should not have been.
     pub async fn drive(&mut self, plan: Plan) -> Result<Tally> {
+        if plan.mix.duplicates > 0.0 {
+            self.gate.keys_repeat();
+        }
         let tally = load::drive(plan).await?;
         self.gate.add(&tally)?;
         Ok(tally)
@@ -312,6 +315,7 @@ mod tests {
             full: false,
             users: 64,
             saturated: None,
+            pg_bin_dir: None,
         }
     }
 
@@ -330,7 +334,7 @@ mod tests {
     async fn what_was_accepted_is_stored_delivered_and_proved() {
         let bench = bench().await;
         let work = bench.lab.with_ledger("test", async |ledger| {
-            let mut stand = Stand::raise(&bench, ledger, &Setup::roles("api,relay,keeper")).await?;
+            let mut stand = Stand::raise(&bench, ledger, &Setup::everything()).await?;
             let delivered = stand.deliver(short(&stand)).await?;
             assert!(delivered.tally.created > 0 && delivered.rate > 0.0);
             assert!(stand.take_lag_us()?.len() >= delivered.tally.created);
@@ -354,6 +358,31 @@ mod tests {
         });
         let why = format!("{:#}", work.await.unwrap_err());
         assert!(why.contains("more events are stored"), "{why}");
+        bench.lab.close().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_key_that_has_two_events_stops_a_run() {
+        let bench = bench().await;
+        let work = bench.lab.with_ledger("test", async |ledger| {
+            let mut stand = Stand::raise(&bench, ledger, &Setup::roles("api")).await?;
+            let mut plan = short(&stand);
+            plan.mix.duplicates = 0.5;
+            let tally = stand.drive(plan).await?;
+            assert!(tally.replayed > 0);
+            let client = ledger.database.connect().await?;
+            client
+                .batch_execute(
+                    "SET session_replication_role = replica;
+                     UPDATE events e SET writer = first.writer, idempotency_key = first.idempotency_key FROM events first
+                     WHERE first.user_no = (SELECT min(user_no) FROM users WHERE sequence > 1) AND first.sequence = 1
+                       AND e.user_no = first.user_no AND e.sequence = 2",
+                )
+                .await?;
+            stand.finish().await
+        });
+        let why = format!("{:#}", work.await.unwrap_err());
+        assert!(why.contains("1 idempotency keys have several"), "{why}");
         bench.lab.close().await.unwrap();
     }
 
