@@ -132,7 +132,7 @@ pub const ALL: &[Scenario] = &[
         about: "Balances of accounts with few and with many postings, read 100 times a second, beside a full sum",
         is_standard: true,
         short_s: 65,
-        full_s: 3_600,
+        full_s: 1_500,
         run: |bench| Box::pin(balance::run(bench)),
     },
     Scenario {
